@@ -1,0 +1,1 @@
+"""The `tevatron` command, the client of the API, and the embedded stack."""

@@ -1,0 +1,1 @@
+"""Schemas that cross a process border: jobs, checkpoints, resources, the score API."""

@@ -1,0 +1,85 @@
+"""What a worker hands to the training program, and what the program says while it runs.
+
+The worker writes `config.json` into the run folder and starts the program on it; the program appends one JSON object
+a line to `events.jsonl` beside it and leaves the published form in `export/`. Nothing else passes between them.
+
+Run folder: config.json, events.jsonl, states/step-<N>/ (resumable, complete when it has that name), export/.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from tevatron.core.contracts.jobs import Spec
+from tevatron.core.contracts.train import TrainArguments
+
+CONFIG_NAME = "config.json"
+EVENTS_NAME = "events.jsonl"
+STATES_NAME = "states"
+EXPORT_NAME = "export"
+CANCEL_NAME = "cancel"
+"""A file of this name in the run folder turns SIGTERM from 'save and exit' into 'exit at once'."""
+ATTEMPT_VARIABLE = "TEVATRON_ATTEMPT"
+"""Environment variable `<job id>:<attempt>` that marks every process of an attempt."""
+
+
+class TrainRun(Spec):
+    """Input of `python -m tevatron.reranker.driver.train config.json`."""
+
+    model_name_or_path: str
+    """Folder in Hugging Face's layout, or a hub id on the command line."""
+    dataset_path: str
+    """Training JSONL, plain, gz or zst."""
+    output_dir: Path
+    """The run folder."""
+    base_model: str
+    """What the contract says the checkpoint was made from: id or name, for people."""
+    resume: bool = True
+    """Go on from the newest saved state where there is one."""
+    arguments: TrainArguments
+
+
+class ExportRun(Spec):
+    """Input of `python -m tevatron.trainer.program.export config.json`."""
+
+    run_dir: Path
+    """Run folder of the training job."""
+    output_dir: Path
+    """Run folder of the export job; its `export/` is made."""
+    step: int | None = None
+    dtype: str | None = None
+    form: str = "merged"
+
+
+class RunEventType(StrEnum):
+    """Types of the lines in events.jsonl."""
+
+    PHASE = "phase"
+    """data: phase (contracts.jobs.Phase)."""
+    PROGRESS = "progress"
+    """data: done, total, unit."""
+    METRICS = "metrics"
+    """data: step, loss, learning_rate, grad_norm, pairs_per_s, tokens_per_s, memory_bytes, ..."""
+    LOG = "log"
+    """data: level, message."""
+    STATE_SAVED = "state_saved"
+    """data: step."""
+    EXPORTED = "exported"
+    """data: step; `export/` is whole."""
+    STOPPED = "stopped"
+    """data: step or null; the program ended because it was asked to, with this state saved."""
+    FAILED = "failed"
+    """data: reason (contracts.jobs.FailReason), phase, message."""
+
+
+class RunEvent(BaseModel):
+    """One line of events.jsonl; `time` is seconds since the epoch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    time: float
+    type: RunEventType
+    data: dict[str, JsonValue]

@@ -1,0 +1,149 @@
+"""Every flag of training, with its default and meaning, once for the command line, REST and both backends.
+
+The command line is built from these fields (`--train_group_size 8`); `aliases()` gives the reference's other
+spellings. A backend that does not honour a flag refuses it by name.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class LossName(StrEnum):
+    """Names of the training losses; the registry is `tevatron.trainer.program.losses`."""
+
+    CONTRASTIVE = "contrastive"
+    LISTWISE_KL = "listwise_kl"
+    MARGIN_MSE = "margin_mse"
+    RANKNET = "ranknet"
+    LISTNET = "listnet"
+
+
+class Head(StrEnum):
+    """How a model turns the last token into a score."""
+
+    YES_NO = "yes_no"
+    SEQ_CLS = "seq_cls"
+
+
+class TrainArguments(BaseModel):
+    """What a training run can be told. Lengths in tokens, batch sizes in queries."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    # The prompt
+    prompt_template: str = "tevatron"
+    """Name of the prompt template."""
+    query_prefix: str | None = None
+    """Text before the query; the template's own when unset."""
+    passage_prefix: str | None = None
+    """Text before the passage; the template's own when unset."""
+    rerank_max_len: int = Field(default=512, ge=16, le=131072, json_schema_extra={"aliases": ["max_seq_len"]})
+    """Longest prompt; only the passage is shortened to fit."""
+    append_eos_token: bool = False
+    """End a `pair` prompt with the tokenizer's EOS (seq_cls heads only)."""
+    head: Head = Head.YES_NO
+    """`yes_no` scores with the language-model head, `seq_cls` with a new one-label head."""
+
+    # The data
+    train_group_size: int = Field(default=8, ge=1, le=1024)
+    """Passages a query: one positive and this many minus one negatives."""
+    positive_passage_no_shuffle: bool = False
+    """Always take the first positive."""
+    negative_passage_no_shuffle: bool = False
+    """Always take the first negatives."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Decides sampling, order, dropout and new weights."""
+
+    # The loss
+    loss: LossName = LossName.CONTRASTIVE
+    """Training loss over the scores of a group."""
+    teacher_temp: float = Field(default=1.0, gt=0)
+    """Divides the teacher's scores in listwise_kl and listnet."""
+    student_temp: float = Field(default=1.0, gt=0)
+    """Divides the model's scores in contrastive, listwise_kl and listnet."""
+
+    # The steps
+    per_device_train_batch_size: int = Field(default=8, ge=1, json_schema_extra={"aliases": ["micro_batch_size"]})
+    """Queries a rank and micro batch."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1, json_schema_extra={"aliases": ["num_micro_batches"]})
+    """Micro batches a step."""
+    num_train_epochs: float = Field(default=1.0, gt=0, json_schema_extra={"aliases": ["num_epochs"]})
+    """Passes over the data; max_steps wins."""
+    max_steps: int = Field(default=-1, ge=-1, json_schema_extra={"aliases": ["total_steps"]})
+    """Optimizer steps in all; -1 means by epochs."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """Learning rate at the end of a cosine schedule."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
+    """Schedule after the warm-up."""
+    warmup_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of the steps spent warming up; used where warmup_steps is 0."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps spent warming up from 0."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decoupled weight decay; biases and norms are left out."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's first beta."""
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's second beta."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+    max_grad_norm: float = Field(default=1.0, ge=0, json_schema_extra={"aliases": ["grad_clip"]})
+    """Gradient norm above which gradients are scaled down; 0 turns it off."""
+
+    # Numbers and memory
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Arithmetic of forward and backward; weights of full fine-tuning stay fp32 masters."""
+    gradient_checkpointing: bool = Field(default=False, json_schema_extra={"aliases": ["recompute_enabled"]})
+    """Recompute activations in the backward pass."""
+    packing: bool = True
+    """Pack prompts without padding; off pads each micro batch. The losses are the same."""
+    packing_max_tokens: int = Field(default=8192, ge=16)
+    """Token budget of one packed forward pass; never below one group's longest prompt."""
+    pad_to_multiple_of: int = Field(default=16, ge=1)
+    """Padded length is a multiple of this (packing off)."""
+    attn_implementation: str | None = None
+    """Attention of transformers when packing is off; `sdpa` when unset."""
+    fsdp: Literal["", "full_shard", "shard_grad_op"] = ""
+    """Shard with FSDP over the ranks of a GPU run."""
+
+    # LoRA
+    use_lora: bool = Field(default=False, json_schema_extra={"aliases": ["lora"]})
+    """Train low-rank adapters in place of all weights."""
+    lora_r: int = Field(default=16, ge=1, json_schema_extra={"aliases": ["lora_rank"]})
+    """Rank of the adapters."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """Scale of the adapters."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
+    lora_target_groups: list[str] | None = None
+    """Named groups to adapt: attn, mlp, moe_experts, moe_shared, moe_router."""
+    lora_target_modules: list[str] | None = None
+    """Module names to adapt; a group wins where both are given."""
+
+    # Saving
+    save_steps: int = Field(default=100, ge=1, json_schema_extra={"aliases": ["save_interval"]})
+    """Save a resumable state every this many steps."""
+    save_total_limit: int = Field(default=2, ge=1)
+    """Resumable states that are kept."""
+    export_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Weights of the published checkpoint; the training dtype when unset."""
+    logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
+    """Write an event every this many steps."""
+
+
+def aliases() -> dict[str, str]:
+    """Map every other spelling of a flag to the field that it means."""
+    found: dict[str, str] = {}
+    for name, field in TrainArguments.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict):
+            listed = extra.get("aliases", [])
+            if isinstance(listed, list):
+                found.update({str(alias): name for alias in listed})
+    return found

@@ -1,0 +1,113 @@
+"""Every setting, read from the environment here and nowhere else.
+
+A field `lease_s` is read from `TEVATRON_LEASE_S`. Lists are separated by the platform's path separator.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from tevatron.core.errors import ConfigError
+
+PREFIX = "TEVATRON_"
+
+
+class Settings(BaseModel):
+    """What an operator can set; durations in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path = Path(".tevatron")
+    """Where the embedded stack keeps its own files."""
+    data: Path = Path()
+    """Root of all artifacts, mounted alike in every service; `$TEVATRON_HOME/data` when unset."""
+
+    url: str | None = None
+    """Where the API answers, for the command and the client."""
+    api_key: SecretStr | None = None
+    """Key that the command and the client send."""
+
+    database_url: SecretStr | None = None
+    """SQLAlchemy URL, postgresql+psycopg://..."""
+    broker_url: SecretStr | None = None
+    """Redis URL of the Celery broker."""
+
+    api_host: str = "127.0.0.1"
+    api_port: int = 8000
+    max_body_bytes: int = 64 * 2**20
+    """Largest JSON body of the API and the scorer."""
+    max_upload_bytes: int = 16 * 2**30
+
+    dataset_roots: list[Path] = Field(default_factory=list)
+    """Folders under which `/v1/datasets` may register a path."""
+    model_roots: list[Path] = Field(default_factory=list)
+    """Folders under which `/v1/models` may register a path."""
+    allow_hub: bool = False
+    """Whether models and datasets may be registered by hub id and revision."""
+    scorer_allow: list[str] = Field(default_factory=list)
+    """URL prefixes that an administrator may register as outside scorers."""
+
+    lease_s: float = 60.0
+    """How long a claim holds without a heartbeat."""
+    heartbeat_s: float = 10.0
+    kill_grace_s: float = 5.0
+    """Between SIGTERM and SIGKILL of a cancelled attempt; the reaper waits it on top of the lease."""
+    stop_grace_s: float = 60.0
+    """How long a shutdown or a lost lease waits for the training state to be saved."""
+    poll_s: float = 1.0
+    """How often a worker looks for a cancel request, and the dispatcher and reaper for work."""
+    republish_s: float = 15.0
+    """Age after which a queued job's wake-up is published again."""
+    max_attempts: int = 5
+    """Attempts that may be lost to dead workers before a job fails with `worker_lost`."""
+
+    devices: str | None = None
+    """What this worker or host owns: `cpu`, or a list of GPU indices such as `0,1`."""
+    advertise_url: str | None = None
+    """Base URL under which others reach a scorer that this host starts; its port is filled in."""
+    scorer_start_s: float = 600.0
+    """How long a scorer may take from claim to ready."""
+    scorer_idle_ttl_s: float = 300.0
+    """How long a scorer that no job uses stays up, unless its row says otherwise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_under_home(cls, values: dict[str, object]) -> dict[str, object]:
+        home = Path(str(values.get("home") or ".tevatron")).expanduser().resolve()
+        data = values.get("data")
+        return {**values, "home": home, "data": Path(str(data)).expanduser().resolve() if data else home / "data"}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Read `TEVATRON_*`; an unknown or malformed variable is a `ConfigError` that names it."""
+        environment = os.environ if environment is None else environment
+        values: dict[str, object] = {}
+        for key, text in environment.items():
+            name = key.removeprefix(PREFIX).lower()
+            if not key.startswith(PREFIX) or name not in cls.model_fields or text == "":
+                continue
+            is_list = "list[" in str(cls.model_fields[name].annotation)
+            values[name] = text.split(os.pathsep) if is_list and "://" not in text else ([text] if is_list else text)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = f"{PREFIX}{'_'.join(str(part) for part in first['loc'][:1]).upper()}"
+            raise ConfigError(f"environment variable {name}: {first['msg']}, got {first.get('input')!r}") from error
+
+    def require_database(self) -> str:
+        """Return the database URL, or say which variable is missing."""
+        if self.database_url is None:
+            raise ConfigError(f"{PREFIX}DATABASE_URL is not set: expected postgresql+psycopg://user@host/database")
+        return self.database_url.get_secret_value()
+
+    def require_broker(self) -> str:
+        """Return the broker URL, or say which variable is missing."""
+        if self.broker_url is None:
+            raise ConfigError(f"{PREFIX}BROKER_URL is not set: expected redis://host:port/0")
+        return self.broker_url.get_secret_value()

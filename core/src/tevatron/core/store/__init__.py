@@ -1,0 +1,1 @@
+"""Postgres, the truth: tables, repositories, claims and migrations."""
