@@ -43,7 +43,9 @@ class FormatError(InputError):
 
     code = "invalid_format"
 
-    def __init__(self, message: str, *, path: Path | str, line: int | None = None, field: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, path: Path | str, line: int | None = None, field: str | None = None
+    ) -> None:
         place = str(path) if line is None else f"{path}:{line}"
         where = f"{place}: field '{field}'" if field else place
         super().__init__(f"{where}: {message}")

@@ -80,7 +80,11 @@ class Settings(BaseModel):
     def _data_under_home(cls, values: dict[str, object]) -> dict[str, object]:
         home = Path(str(values.get("home") or ".tevatron")).expanduser().resolve()
         data = values.get("data")
-        return {**values, "home": home, "data": Path(str(data)).expanduser().resolve() if data else home / "data"}
+        return {
+            **values,
+            "home": home,
+            "data": Path(str(data)).expanduser().resolve() if data else home / "data",
+        }
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
@@ -92,18 +96,26 @@ class Settings(BaseModel):
             if not key.startswith(PREFIX) or name not in cls.model_fields or text == "":
                 continue
             is_list = "list[" in str(cls.model_fields[name].annotation)
-            values[name] = text.split(os.pathsep) if is_list and "://" not in text else ([text] if is_list else text)
+            values[name] = (
+                text.split(os.pathsep)
+                if is_list and "://" not in text
+                else ([text] if is_list else text)
+            )
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             name = f"{PREFIX}{'_'.join(str(part) for part in first['loc'][:1]).upper()}"
-            raise ConfigError(f"environment variable {name}: {first['msg']}, got {first.get('input')!r}") from error
+            raise ConfigError(
+                f"environment variable {name}: {first['msg']}, got {first.get('input')!r}"
+            ) from error
 
     def require_database(self) -> str:
         """Return the database URL, or say which variable is missing."""
         if self.database_url is None:
-            raise ConfigError(f"{PREFIX}DATABASE_URL is not set: expected postgresql+psycopg://user@host/database")
+            raise ConfigError(
+                f"{PREFIX}DATABASE_URL is not set: expected postgresql+psycopg://user@host/database"
+            )
         return self.database_url.get_secret_value()
 
     def require_broker(self) -> str:

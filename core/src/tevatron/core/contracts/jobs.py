@@ -166,10 +166,16 @@ class EvalJob(Spec):
     """A registered dataset of kind `beir`."""
     split: Name = "test"
     """Which qrels of the dataset."""
-    first_stage: Annotated[Bm25 | RankList, Field(discriminator="kind")] = Field(default_factory=Bm25)
+    first_stage: Annotated[Bm25 | RankList, Field(discriminator="kind")] = Field(
+        default_factory=Bm25
+    )
     rerank: Rerank | None = None
-    metrics: list[Annotated[str, Field(pattern=r"^(ndcg|recall|map|mrr|precision)@[1-9][0-9]{0,4}$")]] = Field(
-        default_factory=lambda: ["ndcg@10", "recall@10", "recall@100", "map@100", "mrr@10"], min_length=1, max_length=50
+    metrics: list[
+        Annotated[str, Field(pattern=r"^(ndcg|recall|map|mrr|precision)@[1-9][0-9]{0,4}$")]
+    ] = Field(
+        default_factory=lambda: ["ndcg@10", "recall@10", "recall@100", "map@100", "mrr@10"],
+        min_length=1,
+        max_length=50,
     )
 
 

@@ -41,7 +41,9 @@ class TrainArguments(BaseModel):
     """Text before the query; the template's own when unset."""
     passage_prefix: str | None = None
     """Text before the passage; the template's own when unset."""
-    rerank_max_len: int = Field(default=512, ge=16, le=131072, json_schema_extra={"aliases": ["max_seq_len"]})
+    rerank_max_len: int = Field(
+        default=512, ge=16, le=131072, json_schema_extra={"aliases": ["max_seq_len"]}
+    )
     """Longest prompt; only the passage is shortened to fit."""
     append_eos_token: bool = False
     """End a `pair` prompt with the tokenizer's EOS (seq_cls heads only)."""
@@ -67,11 +69,17 @@ class TrainArguments(BaseModel):
     """Divides the model's scores in contrastive, listwise_kl and listnet."""
 
     # The steps
-    per_device_train_batch_size: int = Field(default=8, ge=1, json_schema_extra={"aliases": ["micro_batch_size"]})
+    per_device_train_batch_size: int = Field(
+        default=8, ge=1, json_schema_extra={"aliases": ["micro_batch_size"]}
+    )
     """Queries a rank and micro batch."""
-    gradient_accumulation_steps: int = Field(default=1, ge=1, json_schema_extra={"aliases": ["num_micro_batches"]})
+    gradient_accumulation_steps: int = Field(
+        default=1, ge=1, json_schema_extra={"aliases": ["num_micro_batches"]}
+    )
     """Micro batches a step."""
-    num_train_epochs: float = Field(default=1.0, gt=0, json_schema_extra={"aliases": ["num_epochs"]})
+    num_train_epochs: float = Field(
+        default=1.0, gt=0, json_schema_extra={"aliases": ["num_epochs"]}
+    )
     """Passes over the data; max_steps wins."""
     max_steps: int = Field(default=-1, ge=-1, json_schema_extra={"aliases": ["total_steps"]})
     """Optimizer steps in all; -1 means by epochs."""
@@ -99,7 +107,9 @@ class TrainArguments(BaseModel):
     # Numbers and memory
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Arithmetic of forward and backward; weights of full fine-tuning stay fp32 masters."""
-    gradient_checkpointing: bool = Field(default=False, json_schema_extra={"aliases": ["recompute_enabled"]})
+    gradient_checkpointing: bool = Field(
+        default=False, json_schema_extra={"aliases": ["recompute_enabled"]}
+    )
     """Recompute activations in the backward pass."""
     packing: bool = True
     """Pack prompts without padding; off pads each micro batch. The losses are the same."""
