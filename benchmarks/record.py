@@ -10,7 +10,7 @@ import os
 import platform
 import shlex
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def write_rows(
         "gpus": gpus,
         "machine": machine(),
         "versions": versions,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": f"python benchmarks/{shlex.join(arguments)}",
     }
     RESULTS.mkdir(exist_ok=True)
