@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tevatron.core.contracts.jobs import Spec
 from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.process import ATTEMPT_VARIABLE as ATTEMPT_VARIABLE
 
 CONFIG_NAME = "config.json"
 EVENTS_NAME = "events.jsonl"
@@ -22,8 +23,6 @@ STATES_NAME = "states"
 EXPORT_NAME = "export"
 CANCEL_NAME = "cancel"
 """A file of this name in the run folder turns SIGTERM from 'save and exit' into 'exit at once'."""
-ATTEMPT_VARIABLE = "TEVATRON_ATTEMPT"
-"""Environment variable `<job id>:<attempt>` that marks every process of an attempt."""
 
 
 class TrainRun(Spec):
