@@ -1,0 +1,1 @@
+"""The embedded stack: Postgres, Valkey and our services as children of one foreground process."""
