@@ -1,0 +1,245 @@
+"""What the API answers: jobs, checkpoints, models, datasets, scorers, evaluations, and pages of them.
+
+Wire types only. They know neither tables nor HTTP; the API fills them, the command and its client read them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Generic, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from tevatron.core.contracts.jobs import (
+    FailReason,
+    JobKind,
+    JobSpec,
+    JobState,
+    Name,
+    Phase,
+    Ref,
+    Spec,
+)
+
+
+class Resource(BaseModel):
+    """Base of everything that the API answers; read from rows by attribute."""
+
+    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=True)
+
+
+Item = TypeVar("Item", bound=Resource)
+
+
+class Page(Resource, Generic[Item]):
+    """A page of a list, newest first unless the route says otherwise."""
+
+    data: list[Item]
+    has_more: bool
+    next: str | None = None
+    """Cursor: `after` of the request for the next page."""
+
+
+class JobResource(Resource):
+    """A job."""
+
+    id: str
+    kind: JobKind
+    name: str | None
+    state: JobState
+    phase: Phase | None = None
+    """What a claimed job is doing, or was doing when it ended."""
+    reason: FailReason | None = None
+    """Why it failed."""
+    message: str | None = None
+    """The failure in words."""
+    attempt: int
+    """Times that a worker has claimed it."""
+    spec: JobSpec
+    depends_on: list[str]
+    """Ids of the jobs whose output it uses."""
+    result: dict[str, JsonValue] | None = None
+    """Of a succeeded job: checkpoint_id (train, export), evaluation_id and metrics (eval), ..."""
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class SubmittedJobs(Resource):
+    """Answer of `POST /v1/jobs`."""
+
+    jobs: list[JobResource]
+    """In the order of the request."""
+
+
+class CheckpointResource(Resource):
+    """A published checkpoint."""
+
+    id: str
+    name: str | None
+    job_id: str | None
+    """The job that published it."""
+    path: str
+    """Folder, relative to TEVATRON_DATA."""
+    sha256: str
+    size_bytes: int
+    contract: dict[str, JsonValue]
+    """Its reranker.json."""
+    created_at: datetime
+
+
+class ModelRequest(Spec):
+    """Register a base model: a folder that the operator allows, or a hub id where the hub is allowed."""
+
+    name: Name
+    path: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Absolute path of a folder in Hugging Face's layout under a configured root."""
+    hub_id: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$",
+        max_length=200,
+    )
+    revision: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100
+    )
+    """Commit or tag of the hub id."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.hub_id is None):
+            raise ValueError("expected exactly one of path and hub_id")
+        if (self.hub_id is None) != (self.revision is None):
+            raise ValueError("hub_id and revision go together")
+        return self
+
+
+class ModelResource(Resource):
+    """A registered base model."""
+
+    id: str
+    name: str
+    path: str | None = None
+    hub_id: str | None = None
+    revision: str | None = None
+    created_at: datetime
+
+
+class DatasetKind(StrEnum):
+    """What a dataset holds."""
+
+    TRAINING = "training"
+    """Training JSONL."""
+    BEIR = "beir"
+    """A BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv."""
+    RANKLIST = "ranklist"
+    """A run: 3 columns, or TREC's 6."""
+
+
+class DatasetState(StrEnum):
+    """Whether a dataset can be used."""
+
+    AWAITING_CONTENT = "awaiting_content"
+    READY = "ready"
+
+
+class DatasetRequest(Spec):
+    """Register a dataset: without a path its content is uploaded next."""
+
+    name: Name
+    kind: DatasetKind
+    path: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Absolute path under a configured root: a file, or a folder of kind beir."""
+
+
+class DatasetResource(Resource):
+    """A registered dataset."""
+
+    id: str
+    name: str
+    kind: DatasetKind
+    state: DatasetState
+    path: str | None = None
+    """Relative to TEVATRON_DATA, or absolute under a configured root."""
+    sha256: str | None = None
+    size_bytes: int | None = None
+    stats: dict[str, JsonValue]
+    """training: rows, positives, negatives; ranklist: queries, rows; beir: documents, queries, splits."""
+    created_at: datetime
+
+
+class ScorerState(StrEnum):
+    """States of a scorer; the last two are final."""
+
+    REQUESTED = "requested"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ScorerRequest(Spec):
+    """Ask for a scorer of one checkpoint or model; an administrator may register an outside one by url."""
+
+    name: Name | None = None
+    checkpoint: Ref | None = None
+    model: Ref | None = None
+    """A registered model without a contract; needs prompt_template."""
+    engine: Literal["hf"] = "hf"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Arithmetic; the checkpoint's own when unset."""
+    prompt_template: str | None = Field(default=None, max_length=100)
+    max_length: int | None = Field(default=None, ge=16, le=131072)
+    """Longest prompt of a model without a contract."""
+    ttl_s: float | None = Field(default=None, gt=0, le=30 * 86400)
+    """How long it stays up without a job that uses it; the host's setting when unset."""
+    url: str | None = Field(default=None, min_length=1, max_length=2000)
+    """Outside scorer, under one of the operator's allowed prefixes."""
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if sum(target is not None for target in (self.checkpoint, self.model, self.url)) != 1:
+            raise ValueError("expected exactly one of checkpoint, model and url")
+        if (self.model is None) != (self.prompt_template is None):
+            raise ValueError("prompt_template goes with model, and only there")
+        return self
+
+
+class ScorerResource(Resource):
+    """A scorer; its token is never shown."""
+
+    id: str
+    name: str | None = None
+    state: ScorerState
+    checkpoint_id: str | None = None
+    model_id: str | None = None
+    engine: str | None = None
+    dtype: str | None = None
+    url: str | None = None
+    error: str | None = None
+    """Why it failed."""
+    created_at: datetime
+
+
+class EvaluationResource(Resource):
+    """Metrics of one run over one dataset."""
+
+    id: str
+    job_id: str | None
+    dataset_id: str
+    split: str
+    checkpoint_id: str | None = None
+    """None for a first stage alone, or a model without a contract."""
+    metrics: dict[str, float]
+    """Means over all judged queries; a query without results counts 0."""
+    num_queries: int
+    created_at: datetime
+
+
+class EvaluationValue(Resource):
+    """One metric of one query."""
+
+    query_id: str
+    metric: str
+    value: float
