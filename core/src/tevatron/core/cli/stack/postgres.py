@@ -274,16 +274,8 @@ class EmbeddedPostgres:
             return False
 
     def _make_database(self) -> None:
-        password = self._password_file.read_text(encoding="ascii").strip()
-        where = {
-            "host": str(self._socket_folder()),
-            "port": str(PORT),
-            "user": USER,
-            "password": password,
-        }
-        with psycopg.connect(
-            dbname="postgres", autocommit=True, connect_timeout=5, **where
-        ) as connection:
+        conninfo = self.url.replace("+psycopg", "").replace(f"/{DATABASE}?", "/postgres?")
+        with psycopg.connect(conninfo, autocommit=True, connect_timeout=5) as connection:
             if (
                 connection.execute(
                     "SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]
