@@ -1,0 +1,354 @@
+"""The tables, as typed SQLAlchemy models; the migrations build the same (a test compares them).
+
+Every row that belongs to a user carries `key_id`, the API key that made it; null means made without a key over loopback.
+Names are labels: unique for datasets and models, and the newest one wins for jobs, checkpoints and scorers. Knows no
+rule of a job's life: see lifecycle.py.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import JsonValue
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Enum,
+    ForeignKey,
+    Identity,
+    Index,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from tevatron.core.contracts.jobs import EventType, FailReason, JobKind, JobState, Phase
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class KeyRole(StrEnum):
+    """What an API key may do; only an `admin` registers outside scorers."""
+
+    USER = "user"
+    ADMIN = "admin"
+
+
+class DatasetKind(StrEnum):
+    """What a registered dataset holds."""
+
+    TRAINING = "training"
+    BEIR = "beir"
+    RANKLIST = "ranklist"
+
+
+class DatasetState(StrEnum):
+    """A dataset is ready once it has been read and hashed; only a ready one is taken by a job."""
+
+    AWAITING_CONTENT = "awaiting_content"
+    """Registered by `POST /v1/datasets` without a path; its upload comes next."""
+    READY = "ready"
+
+
+class ScorerState(StrEnum):
+    """States of a scorer; the last two are final."""
+
+    WANTED = "wanted"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+def _choice(kind: type[StrEnum], name: str, *, checked: bool = True) -> Enum:
+    """Store an enum's values as text, under a CHECK where the list is closed."""
+    return Enum(
+        kind,
+        name=name,
+        native_enum=False,
+        create_constraint=checked,
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class Base(DeclarativeBase):
+    """Root of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012  read by SQLAlchemy from the class
+        str: Text,
+        int: BigInteger,
+        datetime: DateTime(timezone=True),
+    }
+
+
+class Owned:
+    """Columns of everything that a user can list."""
+
+    id: Mapped[str] = mapped_column(primary_key=True, sort_order=-3)
+    key_id: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id"), sort_order=-2)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), sort_order=-1)
+
+
+class Leased:
+    """Columns of what a process claims: see leases.py."""
+
+    fence: Mapped[int] = mapped_column(server_default=text("0"))
+    """Grows with every claim; a write that carries an older one is refused."""
+    lease_until: Mapped[datetime | None]
+    """Null while nobody holds the row."""
+    holder: Mapped[str | None]
+    """Name of the worker or host that claimed it last."""
+    lost_attempts: Mapped[int] = mapped_column(server_default=text("0"))
+    """Claims whose holder died."""
+
+
+class ApiKey(Base):
+    """A key; only the hash of its secret is kept."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    prefix: Mapped[str]
+    """First characters of the secret, for people."""
+    secret_sha256: Mapped[str] = mapped_column(unique=True)
+    role: Mapped[KeyRole] = mapped_column(_choice(KeyRole, "role"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class IdempotencyKey(Base):
+    """What an Idempotency-Key has made."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (UniqueConstraint("key_id", "key", postgresql_nulls_not_distinct=True),)
+
+    id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    key_id: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id"))
+    key: Mapped[str]
+    body_sha256: Mapped[str]
+    job_ids: Mapped[list[str]] = mapped_column(JSONB)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Job(Owned, Leased, Base):
+    """A job; while it is `queued` this row is the outbox too."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index(None, "kind", "state", "created_at"),
+        Index(None, "key_id", "created_at", "id"),
+        Index(None, "group_id"),
+        Index(
+            "ix_jobs_live",
+            "state",
+            "lease_until",
+            postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')"),
+        ),
+    )
+
+    kind: Mapped[JobKind] = mapped_column(_choice(JobKind, "kind"))
+    name: Mapped[str | None]
+    group_id: Mapped[str | None]
+    """Shared by the jobs of one submission of several."""
+    state: Mapped[JobState] = mapped_column(_choice(JobState, "state"))
+    phase: Mapped[Phase | None] = mapped_column(_choice(Phase, "phase", checked=False))
+    reason: Mapped[FailReason | None] = mapped_column(_choice(FailReason, "reason", checked=False))
+    message: Mapped[str | None]
+    spec: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+    """As submitted."""
+    resolved: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+    """With ids for names, and for `{from: name}` once the source has succeeded."""
+    result: Mapped[dict[str, JsonValue] | None] = mapped_column(JSONB)
+    attempt: Mapped[int] = mapped_column(server_default=text("0"))
+    last_seq: Mapped[int] = mapped_column(server_default=text("0"))
+    """Number of events so far."""
+    published_at: Mapped[datetime | None]
+    """When the last wake-up for this queued row went to the broker."""
+    cancel_requested_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class JobDependency(Base):
+    """`job_id` waits for `source_id`, which its spec calls `source_name`."""
+
+    __tablename__ = "job_dependencies"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    source_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True, index=True)
+    source_name: Mapped[str]
+
+
+class JobEventRow(Base):
+    """One line of a job's history; `seq` counts from 1 without gaps."""
+
+    __tablename__ = "job_events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    time: Mapped[datetime]
+    attempt: Mapped[int]
+    type: Mapped[EventType] = mapped_column(_choice(EventType, "type"))
+    data: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+
+
+class Model(Owned, Base):
+    """A base model: a folder, or a hub id at a revision."""
+
+    __tablename__ = "models"
+    __table_args__ = (
+        UniqueConstraint("key_id", "name", postgresql_nulls_not_distinct=True),
+        Index(None, "key_id", "created_at", "id"),
+        CheckConstraint("(path IS NULL) <> (hub_id IS NULL)", name="place"),
+    )
+
+    name: Mapped[str]
+    path: Mapped[str | None]
+    """Key below TEVATRON_DATA, or absolute below a configured root."""
+    hub_id: Mapped[str | None]
+    hub_revision: Mapped[str | None]
+    sha256: Mapped[str | None]
+    """Of the folder; null for a hub id."""
+
+
+class Dataset(Owned, Base):
+    """A dataset: a file or folder, or a hub id at a revision."""
+
+    __tablename__ = "datasets"
+    __table_args__ = (
+        UniqueConstraint("key_id", "name", postgresql_nulls_not_distinct=True),
+        Index(None, "key_id", "created_at", "id"),
+        CheckConstraint("(path IS NULL) <> (hub_id IS NULL)", name="place"),
+    )
+
+    name: Mapped[str]
+    kind: Mapped[DatasetKind] = mapped_column(_choice(DatasetKind, "kind"))
+    path: Mapped[str | None]
+    """Key below TEVATRON_DATA, or absolute below a configured root."""
+    hub_id: Mapped[str | None]
+    hub_revision: Mapped[str | None]
+    sha256: Mapped[str | None]
+    """Of the file or folder; null for a hub id."""
+    stats: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+    """What was counted when it was read."""
+    state: Mapped[DatasetState] = mapped_column(
+        _choice(DatasetState, "state"), server_default=text("'ready'")
+    )
+
+
+class Checkpoint(Owned, Base):
+    """A published checkpoint: one a job."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (Index(None, "key_id", "created_at", "id"), Index(None, "key_id", "name"))
+
+    name: Mapped[str | None]
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    path: Mapped[str]
+    """Key below TEVATRON_DATA."""
+    contract: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+    """Its reranker.json."""
+    sha256: Mapped[str]
+    """Of the folder."""
+    size_bytes: Mapped[int]
+
+
+class Scorer(Owned, Leased, Base):
+    """What should be served, and where it is; claimed by a scorer host."""
+
+    __tablename__ = "scorers"
+    __table_args__ = (
+        Index(None, "key_id", "created_at", "id"),
+        Index(None, "state", "created_at"),
+        # A retried job finds its own scorer; those it has let go are history.
+        Index(
+            "uq_scorers_job_id",
+            "job_id",
+            unique=True,
+            postgresql_where=text("state IN ('wanted', 'starting', 'ready')"),
+        ),
+        CheckConstraint(
+            "num_nonnulls(checkpoint_id, model_id) = CASE WHEN external THEN 0 ELSE 1 END",
+            name="target",
+        ),
+        CheckConstraint("state <> 'ready' OR url IS NOT NULL", name="ready_has_url"),
+    )
+
+    name: Mapped[str | None]
+    state: Mapped[ScorerState] = mapped_column(_choice(ScorerState, "state"))
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    """The job that asked for it, and lets it go."""
+    external: Mapped[bool] = mapped_column(server_default=text("false"))
+    """An outside URL that an administrator registered; no host claims it, and every key sees it."""
+    checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
+    model_id: Mapped[str | None] = mapped_column(ForeignKey("models.id"))
+    engine: Mapped[str]
+    dtype: Mapped[str | None]
+    prompt_template: Mapped[str | None]
+    max_length: Mapped[int | None]
+    ttl_s: Mapped[float | None]
+    """Seconds without use after which it is stopped; null for never, or with its job."""
+    last_used_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    url: Mapped[str | None]
+    token: Mapped[str | None]
+    """Bearer token of its HTTP interface; never shown by the API."""
+    error: Mapped[str | None]
+    info: Mapped[dict[str, JsonValue] | None] = mapped_column(JSONB)
+    """Its ScorerInfo once ready."""
+    ready_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Evaluation(Owned, Base):
+    """Means of the metrics of one run: one row a job."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (Index(None, "key_id", "created_at", "id"), Index(None, "dataset_id"))
+
+    name: Mapped[str | None]
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"))
+    split: Mapped[str]
+    first_stage: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+    rerank: Mapped[dict[str, JsonValue] | None] = mapped_column(JSONB)
+    checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
+    model_id: Mapped[str | None] = mapped_column(ForeignKey("models.id"))
+    metrics: Mapped[dict[str, float]] = mapped_column(JSONB)
+    """Metric name to mean over all queries of the qrels."""
+    num_queries: Mapped[int]
+    variant: Mapped[str]
+    """How the numbers were computed, e.g. `pytrec_eval 0.5.10, missing queries 0`."""
+    run_sha256: Mapped[str]
+    qrels_sha256: Mapped[str]
+
+
+class EvaluationValue(Base):
+    """One metric of one query."""
+
+    __tablename__ = "evaluation_values"
+    __table_args__ = (
+        # NaN sorts above every number in Postgres, so this refuses it too.
+        CheckConstraint("value >= 0 AND value <= 1", name="range"),
+    )
+
+    evaluation_id: Mapped[str] = mapped_column(ForeignKey("evaluations.id"), primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    query_id: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]
