@@ -48,22 +48,22 @@ class JobResource(Resource):
     kind: JobKind
     name: str | None
     state: JobState
-    phase: Phase | None = None
+    phase: Phase | None
     """What a claimed job is doing, or was doing when it ended."""
-    reason: FailReason | None = None
+    reason: FailReason | None
     """Why it failed."""
-    message: str | None = None
+    message: str | None
     """The failure in words."""
     attempt: int
     """Times that a worker has claimed it."""
     spec: JobSpec
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
-    result: dict[str, JsonValue] | None = None
+    result: dict[str, JsonValue] | None
     """Of a succeeded job: checkpoint_id (train, export), evaluation_id and metrics (eval), ..."""
     created_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    started_at: datetime | None
+    finished_at: datetime | None
 
 
 class SubmittedJobs(Resource):
@@ -119,9 +119,9 @@ class ModelResource(Resource):
 
     id: str
     name: str
-    path: str | None = None
-    hub_id: str | None = None
-    revision: str | None = None
+    path: str | None
+    hub_id: str | None
+    revision: str | None
     created_at: datetime
 
 
@@ -159,10 +159,10 @@ class DatasetResource(Resource):
     name: str
     kind: DatasetKind
     state: DatasetState
-    path: str | None = None
+    path: str | None
     """Relative to TEVATRON_DATA, or absolute under a configured root."""
-    sha256: str | None = None
-    size_bytes: int | None = None
+    sha256: str | None
+    """Of the file or folder."""
     stats: dict[str, JsonValue]
     """training: rows, positives, negatives; ranklist: queries, rows; beir: documents, queries, splits."""
     created_at: datetime
@@ -171,7 +171,7 @@ class DatasetResource(Resource):
 class ScorerState(StrEnum):
     """States of a scorer; the last two are final."""
 
-    REQUESTED = "requested"
+    WANTED = "wanted"
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
@@ -210,14 +210,20 @@ class ScorerResource(Resource):
     """A scorer; its token is never shown."""
 
     id: str
-    name: str | None = None
+    name: str | None
     state: ScorerState
-    checkpoint_id: str | None = None
-    model_id: str | None = None
-    engine: str | None = None
-    dtype: str | None = None
-    url: str | None = None
-    error: str | None = None
+    checkpoint_id: str | None
+    model_id: str | None
+    engine: str | None
+    dtype: str | None
+    url: str | None
+    external: bool
+    """Registered by an administrator; every key sees it."""
+    job_id: str | None
+    """The job that asked for it."""
+    ttl_s: float | None
+    """How long it stays up without a job that uses it."""
+    error: str | None
     """Why it failed."""
     created_at: datetime
 
@@ -226,14 +232,20 @@ class EvaluationResource(Resource):
     """Metrics of one run over one dataset."""
 
     id: str
-    job_id: str | None
+    name: str | None
+    job_id: str
     dataset_id: str
     split: str
-    checkpoint_id: str | None = None
-    """None for a first stage alone, or a model without a contract."""
+    first_stage: dict[str, JsonValue]
+    rerank: dict[str, JsonValue] | None
+    """None for a first stage alone."""
+    checkpoint_id: str | None
+    model_id: str | None
     metrics: dict[str, float]
-    """Means over all judged queries; a query without results counts 0."""
+    """Means over all queries of the qrels; a query without results counts 0."""
     num_queries: int
+    variant: str
+    """How the numbers were computed."""
     created_at: datetime
 
 
