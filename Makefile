@@ -1,0 +1,59 @@
+# The commands of this repository; each makes the environment that it needs (.venv, see scripts/bootstrap.py).
+# PYTHON= chooses the interpreter. Paths are relative and quoted: a clone may lie under a folder with blanks.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help install demo test pytest lint types imports format up openapi
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+BIN := .venv/bin
+SOURCES := core services tests benchmarks examples scripts
+
+# Of `make demo`: DATA= a BEIR folder, QUERIES= held-out queries, MODEL= a Hugging Face folder or a hub id.
+DATA ?=
+QUERIES ?=
+MODEL ?=
+# Of `make pytest`: more arguments.
+ARGS ?=
+
+help:
+	@echo "make demo      train, serve and evaluate a small reranker on this machine"
+	@echo "               (DATA=<BEIR folder> QUERIES=<n> MODEL=<folder or hub id> for other input)"
+	@echo "make test      lint, types, import borders and all tests"
+	@echo "make up        run the whole stack in the foreground"
+	@echo "make install   make .venv; PYTHON=<interpreter> chooses its Python"
+	@echo "make lint types imports pytest format openapi"
+
+install:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
+	@"$(PYTHON)" scripts/bootstrap.py
+
+demo: install
+	@"$(BIN)/python" examples/demo.py $(if $(DATA),--data "$(DATA)") $(if $(QUERIES),--queries "$(QUERIES)") \
+		$(if $(MODEL),--model "$(MODEL)")
+
+test: lint types imports pytest
+
+pytest: install
+	@"$(BIN)/python" scripts/test.py $(ARGS)
+
+lint: install
+	"$(BIN)/ruff" check $(SOURCES)
+	"$(BIN)/ruff" format --check $(SOURCES)
+
+types: install
+	"$(BIN)/python" -m mypy core/src services/api/src services/trainer/src services/scorer/src services/evaluator/src
+
+imports: install
+	"$(BIN)/lint-imports"
+
+format: install
+	"$(BIN)/ruff" check --fix $(SOURCES)
+	"$(BIN)/ruff" format $(SOURCES)
+
+up: install
+	@"$(BIN)/tevatron" up
+
+openapi: install
+	"$(BIN)/python" -m tevatron.api.openapi docs/openapi.json
