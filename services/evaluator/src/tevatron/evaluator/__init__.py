@@ -1,0 +1,1 @@
+"""Retrieves, reranks through scorers, computes retrieval metrics; never imports torch."""
