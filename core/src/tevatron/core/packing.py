@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Place items into bins of at most `max_tokens`, first-fit decreasing; return their indices by bin.
+    """Place items into few bins of at most `max_tokens`, evenly filled; return their indices by bin.
 
-    An item longer than the budget gets a bin of its own. Every index appears exactly once; equal input gives
-    equal output.
+    Best-fit decreasing finds how many bins are enough; longest-first onto the emptiest bin then levels them, so that
+    ranks and passes take alike long. An item longer than the budget gets a bin of its own. Every index appears exactly
+    once; equal input gives equal output.
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    long = [[index] for index in order if lengths[index] > max_tokens]
+    order = order[len(long) :]
+    bins = _best_fit(lengths, order, max_tokens)
+    level = _level(lengths, order, num_bins=len(bins))
+    if all(sum(lengths[index] for index in indices) <= max_tokens for indices in level):
+        bins = level
+    return sorted(sorted(indices) for indices in long + bins)
+
+
+def waste(lengths: Sequence[int], bins: Sequence[Sequence[int]]) -> float:
+    """Return the share of tokens that would be padding if every bin were padded to the fullest one."""
+    filled = [sum(lengths[index] for index in indices) for indices in bins]
+    return 1 - sum(filled) / (len(filled) * max(filled)) if filled else 0.0
+
+
+def _best_fit(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
+    # `rooms` has bit r set where a bin has r tokens left: the smallest room that is enough is one shift and one mask
+    # away, which keeps 100,000 prompts under a second where a search through the bins would take minutes.
     bins: list[list[int]] = []
-    room: list[int] = []
+    by_room: dict[int, list[int]] = {}
+    rooms = 0
     for index in order:
-        for place, left in enumerate(room):
-            if lengths[index] <= left:
-                bins[place].append(index)
-                room[place] -= lengths[index]
-                break
+        length = lengths[index]
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            place = by_room[room].pop()
+            if not by_room[room]:
+                rooms &= ~(1 << room)
         else:
-            bins.append([index])
-            room.append(max_tokens - lengths[index])
+            room, place = max_tokens, len(bins)
+            bins.append([])
+        bins[place].append(index)
+        left = room - length
+        by_room.setdefault(left, []).append(place)
+        rooms |= 1 << left
+    return bins
+
+
+def _level(lengths: Sequence[int], order: Sequence[int], *, num_bins: int) -> list[list[int]]:
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    heap = [(0, place) for place in range(num_bins)]
+    for index in order:
+        filled, place = heap[0]
+        bins[place].append(index)
+        heapq.heapreplace(heap, (filled + lengths[index], place))
     return bins

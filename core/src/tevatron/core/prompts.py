@@ -17,8 +17,8 @@ from tevatron.core.errors import PromptError, QueryTooLongError, unknown_name
 
 DEFAULT_QUERY_PREFIX = "query:"
 DEFAULT_PASSAGE_PREFIX = "passage:"
-_MOST_CUTS = 16
-"""Encodings tried for one long pair; the first or the second fits unless the passage is made to be awkward."""
+_MOST_JOINED = 16
+"""Cuts tried for one long pair before one is taken whose end joins the template's own text."""
 
 
 class Encoding(Protocol):
@@ -252,19 +252,20 @@ class Renderer:
         offsets: list[tuple[int, int]] = encoding["offset_mapping"]  # type: ignore[assignment]  # as above
         first, last = len(before), len(before) + len(passage)
         ends = [end for _, end in offsets if first < end <= last]
-        kept, joined = len(ends) - excess, None
-        for _ in range(_MOST_CUTS):
-            shortened = passage[: ends[kept - 1] - first].rstrip() if kept > 0 else ""
+        kept = len(ends) - excess
+        joined: list[list[int]] = []
+        while kept > 0 and len(joined) < _MOST_JOINED:
+            shortened = passage[: ends[kept - 1] - first].rstrip()
             if not shortened:
                 break
             ids = self._encode(before + shortened + after)
             if len(ids) <= self._room:
                 if ids[len(ids) - len(self._after_ids) :] == self._after_ids:
                     return ids
-                joined = joined or ids
+                joined.append(ids)
             kept -= max(1, len(ids) - self._room)
-        if joined is not None:
-            return joined
+        if joined:
+            return joined[0]
         raise self._query_too_long(pair, len(self._encode(before + after)))
 
     def _query_too_long(self, pair: Pair, num_tokens: int) -> QueryTooLongError:
