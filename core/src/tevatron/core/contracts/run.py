@@ -82,3 +82,8 @@ class RunEvent(BaseModel):
     time: float
     type: RunEventType
     data: dict[str, JsonValue]
+
+
+def log_name(attempt: int) -> str:
+    """Return the name of an attempt's log in the run folder; `GET /v1/jobs/{id}/log` reads it."""
+    return f"attempt-{attempt}.log"
