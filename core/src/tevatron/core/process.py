@@ -104,7 +104,7 @@ def end_processes(marker: str, grace_s: float) -> None:
     seen = set(left)
     if grace_s > 0:
         for pid in left:
-            if _parent(pid) not in seen:
+            if parent_pid(pid) not in seen:
                 _signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while left and time.monotonic() < deadline:
@@ -137,7 +137,8 @@ def _has_ending_threads(pid: int) -> bool:
     return fields is not None and fields[0] in "ZX" and int(fields[17]) > 1
 
 
-def _parent(pid: int) -> int | None:
+def parent_pid(pid: int) -> int | None:
+    """Return the parent of a process; None where there is no such process."""
     fields = _stat(pid)
     return None if fields is None else int(fields[1])
 
