@@ -56,7 +56,7 @@ def _install(wanted: str) -> int:
         "-m",
         "pip",
         "install",
-        "--quiet",
+        "-qq",
         "--no-input",
         "--disable-pip-version-check",
         "--progress-bar=off",
