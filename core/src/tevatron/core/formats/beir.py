@@ -1,0 +1,77 @@
+"""A BEIR folder: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain, .gz or .zst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tevatron.core.errors import FormatError, InputError, unknown_name
+from tevatron.core.formats.files import read_json_lines
+from tevatron.core.formats.qrels import Qrels, read_qrels
+
+_ENDINGS = ("", ".gz", ".zst")
+
+
+class Document(NamedTuple):
+    """One document of a corpus."""
+
+    docid: str
+    title: str
+    text: str
+
+
+class BeirFolder:
+    """Readers of a BEIR folder; files are looked for when it is made, and read when asked."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is not a BEIR folder: no such folder")
+        self._corpus = self._find("corpus.jsonl")
+        self._queries = self._find("queries.jsonl")
+        if not self.splits():
+            raise InputError(f"{self.path} is not a BEIR folder: expected qrels/<split>.tsv in it")
+
+    def _find(self, name: str) -> Path:
+        for ending in _ENDINGS:
+            if (found := self.path / f"{name}{ending}").is_file():
+                return found
+        raise InputError(f"{self.path} is not a BEIR folder: expected {name} (or .gz, .zst) in it")
+
+    def corpus(self) -> Iterator[Document]:
+        """Yield the documents in the file's order; empty ones too, an id given twice is an error."""
+        seen: set[str] = set()
+        for record in read_json_lines(self._corpus):
+            docid = record.identifier("_id")
+            if docid in seen:
+                record.fail(f"document '{docid}' is given twice", "_id")
+            seen.add(docid)
+            yield Document(docid, record.text("title", default=""), record.text("text", default=""))
+
+    def queries(self) -> dict[str, str]:
+        """Return the text of every query of the folder by id, those of all splits."""
+        queries: dict[str, str] = {}
+        for record in read_json_lines(self._queries):
+            query_id = record.identifier("_id")
+            if query_id in queries:
+                record.fail(f"query '{query_id}' is given twice", "_id")
+            queries[query_id] = record.text("text")
+        return queries
+
+    def splits(self) -> list[str]:
+        """Return the names of the splits that have judgments."""
+        names = [path.name for path in (self.path / "qrels").glob("*.tsv*") if path.is_file()]
+        return sorted(
+            {name.partition(".tsv")[0] for name in names if name.partition(".tsv")[2] in _ENDINGS}
+        )
+
+    def qrels(self, split: str) -> Qrels:
+        """Return the judgments of a split; an unknown one is an error that lists them."""
+        if split not in self.splits():
+            raise InputError(f"{self.path}: {unknown_name('split', split, self.splits())}")
+        path = self._find(f"qrels/{split}.tsv")
+        qrels = read_qrels(path)
+        if not qrels:
+            raise FormatError("expected judgments, got none", path=path)
+        return qrels
