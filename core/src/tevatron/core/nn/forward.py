@@ -1,0 +1,123 @@
+"""The one forward pass and the one score: `logit(yes) - logit(no)` at the last token of a prompt.
+
+Owns how token ids become scores, packed or padded, for training, probing and serving alike. Only the last token of
+each prompt is projected, and only on two rows of the vocabulary. It knows nothing of text, losses or batching policy.
+
+Shapes: P prompts, T tokens of a packed row, S length of a padded row, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tevatron.core.nn.attention import Segments
+
+
+@dataclass(frozen=True, slots=True)
+class YesNoHead:
+    """Score with the language-model head: the ids of the two answers."""
+
+    yes: int
+    no: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeqClsHead:
+    """Score with the one row of the `score` module."""
+
+
+ScoreHead = YesNoHead | SeqClsHead
+
+
+def score_packed(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], head: ScoreHead
+) -> Tensor:
+    """Score the prompts in one row without padding; returns fp32 scores of shape [P]."""
+    device = _device(model)
+    lengths = _lengths(prompts)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    hidden_1TH = _hidden(
+        model,
+        input_ids=torch.tensor([[token for prompt in prompts for token in prompt]], device=device),
+        position_ids=positions.unsqueeze(0).to(device),
+        segments=Segments.of(lengths, device),
+    )
+    last_P = torch.tensor(lengths).cumsum(0).sub(1).to(device)
+    return project(model, hidden_1TH[0].index_select(0, last_P), head)
+
+
+def score_padded(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    head: ScoreHead,
+    *,
+    pad_to_multiple_of: int = 1,
+) -> Tensor:
+    """Score the prompts in rows padded on the right; returns fp32 scores of shape [P].
+
+    No mask is needed: a causal model's last real token never sees the padding after it.
+    """
+    device = _device(model)
+    lengths = _lengths(prompts)
+    width = -(-max(lengths) // pad_to_multiple_of) * pad_to_multiple_of
+    rows = [[*prompt, *([prompt[-1]] * (width - len(prompt)))] for prompt in prompts]
+    hidden_PSH = _hidden(
+        model,
+        input_ids=torch.tensor(rows, device=device),
+        position_ids=torch.arange(width, device=device).expand(len(rows), -1),
+        segments=None,
+    )
+    last_P = torch.tensor(lengths, device=device) - 1
+    return project(model, hidden_PSH[torch.arange(len(rows), device=device), last_P], head)
+
+
+def project(model: PreTrainedModel, hidden_PH: Tensor, head: ScoreHead) -> Tensor:
+    """Turn the last tokens' hidden states, [P, H], into fp32 scores of shape [P]."""
+    # fp32 whatever the model and autocast say: a difference of two bf16 logits has two digits left.
+    with torch.autocast(hidden_PH.device.type, enabled=False):
+        if isinstance(head, SeqClsHead):
+            score = model.get_submodule("score")
+            assert isinstance(score, nn.Linear), "load_model checks the head"
+            return nn.functional.linear(hidden_PH.float(), score.weight.float()).squeeze(-1)
+        logits_P2 = _answer_logits(model, hidden_PH, head)
+        return logits_P2[:, 0] - logits_P2[:, 1]
+
+
+def _answer_logits(model: PreTrainedModel, hidden_PH: Tensor, head: YesNoHead) -> Tensor:
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    assert isinstance(output, nn.Linear), "load_model checks the head"
+    rows = torch.tensor([head.yes, head.no], device=hidden_PH.device)
+    bias = None if output.bias is None else output.bias.index_select(0, rows).float()
+    weight_2H = output.weight.index_select(0, rows).float()
+    logits_P2 = nn.functional.linear(hidden_PH.float(), weight_2H, bias)
+    cap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return logits_P2 if cap is None else torch.tanh(logits_P2 / cap) * cap
+
+
+def _hidden(
+    model: PreTrainedModel, *, input_ids: Tensor, position_ids: Tensor, segments: Segments | None
+) -> Tensor:
+    extra = {} if segments is None else {"segments": segments}
+    backbone: nn.Module = model.base_model
+    output = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
+    hidden = output.last_hidden_state
+    assert isinstance(hidden, Tensor)
+    return hidden
+
+
+def _device(model: PreTrainedModel) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _lengths(prompts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    lengths = tuple(len(prompt) for prompt in prompts)
+    if not lengths or min(lengths) == 0:
+        raise ValueError(
+            f"expected at least one prompt and no empty one, got lengths {list(lengths)}"
+        )
+    return lengths
