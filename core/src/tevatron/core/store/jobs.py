@@ -1,0 +1,138 @@
+"""Jobs as a user sees them: submit, look, cancel, read events. The worker's side is claims.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from sqlalchemy import func, select
+
+from tevatron.core.contracts.jobs import EventType, JobKind, JobState, job_sources
+from tevatron.core.errors import ConflictError
+from tevatron.core.ids import new_id
+from tevatron.core.store.claims import AnyJob
+from tevatron.core.store.idempotency import once
+from tevatron.core.store.lifecycle import NewEvent, add_events, move
+from tevatron.core.store.models import Job, JobDependency, JobEventRow
+from tevatron.core.store.paging import Page, page_of
+from tevatron.core.store.references import References, check_group
+from tevatron.core.store.repository import KeyScope, Repository
+
+
+class JobRepository(Repository[Job]):
+    """Jobs within the caller's transaction."""
+
+    table = Job
+    noun: ClassVar[str] = "job"
+
+    def submit(
+        self,
+        specs: Mapping[str, AnyJob],
+        *,
+        key_id: str | None,
+        idempotency: tuple[str, str] | None = None,
+    ) -> list[Job]:
+        """Check and store jobs, all or none, and return them in the order of `specs`.
+
+        Args:
+            specs: By name; the name is the job's own unless its spec has another. The empty name is for a single spec.
+            idempotency: The request's Idempotency-Key and the sha256 of its body.
+        """
+        if idempotency is None:
+            return self._by_ids(self._store(specs, key_id=key_id))
+        key, body_sha256 = idempotency
+        ids = once(
+            self._session,
+            key,
+            body_sha256=body_sha256,
+            key_id=key_id,
+            make=lambda: self._store(specs, key_id=key_id),
+        )
+        return self._by_ids(ids)
+
+    def list_jobs(
+        self,
+        *,
+        key_id: KeyScope,
+        cursor: str | None = None,
+        limit: int = 50,
+        kind: JobKind | None = None,
+        state: JobState | None = None,
+        name: str | None = None,
+        group_id: str | None = None,
+    ) -> Page[Job]:
+        """Return the key's jobs that match, newest first."""
+        statement = self._visible(key_id)
+        wanted = ((Job.kind, kind), (Job.state, state), (Job.name, name), (Job.group_id, group_id))
+        for column, value in wanted:
+            if value is not None:
+                statement = statement.where(column == value)
+        return page_of(self._session, statement, Job, cursor=cursor, limit=limit)
+
+    def request_cancel(self, ref: str, *, key_id: KeyScope) -> Job:
+        """Cancel at once what nobody runs; ask the worker of a running job to stop. Repeating it does no harm."""
+        job_id = self.get(ref, key_id=key_id).id
+        job = self._session.get_one(Job, job_id, with_for_update=True, populate_existing=True)
+        if job.state in (JobState.WAITING, JobState.QUEUED):
+            move(self._session, job, JobState.CANCELLED)
+        elif job.state in (JobState.STARTING, JobState.RUNNING):
+            move(self._session, job, JobState.CANCELLING)
+        elif job.state not in (JobState.CANCELLING, JobState.CANCELLED):
+            raise ConflictError(f"job {job.id} is {job.state}; it cannot be cancelled any more")
+        self._session.flush()
+        return job
+
+    def events_page(
+        self, job_id: str, *, after_seq: int = 0, limit: int = 100
+    ) -> Sequence[JobEventRow]:
+        """Return events with a higher `seq`, in order; call `get` first to check whose job it is."""
+        return self._session.scalars(
+            select(JobEventRow)
+            .where(JobEventRow.job_id == job_id, JobEventRow.seq > after_seq)
+            .order_by(JobEventRow.seq)
+            .limit(limit)
+        ).all()
+
+    def count_by_state(self) -> dict[tuple[JobKind, JobState], int]:
+        """Count all jobs of all keys, for metrics."""
+        rows = self._session.execute(
+            select(Job.kind, Job.state, func.count()).group_by(Job.kind, Job.state)
+        )
+        return {(kind, state): count for kind, state, count in rows}
+
+    def _store(self, specs: Mapping[str, AnyJob], *, key_id: str | None) -> list[str]:
+        check_group(specs)
+        references = References(self._session, key_id=key_id)
+        # Sorted, so that jobs of one submission are claimed in its order.
+        ids = dict(zip(specs, sorted(new_id("job") for _ in specs), strict=True))
+        group_id = new_id("group") if len(specs) > 1 else None
+        jobs: list[Job] = []
+        for name, spec in specs.items():
+            sources = job_sources(spec)
+            job = Job(
+                id=ids[name],
+                key_id=key_id,
+                kind=spec.kind,
+                name=spec.name or name or None,
+                group_id=group_id,
+                state=JobState.WAITING if sources else JobState.QUEUED,
+                spec=spec.model_dump(mode="json", by_alias=True),
+                resolved=references.resolve(spec).model_dump(mode="json", by_alias=True),
+                attempt=0,
+                last_seq=0,
+            )
+            jobs.append(job)
+        self._session.add_all(jobs)
+        self._session.flush()
+        for (name, spec), job in zip(specs.items(), jobs, strict=True):
+            add_events(self._session, job, [NewEvent(EventType.STATE, {"state": job.state.value})])
+            for source in sorted(job_sources(spec)):
+                self._session.add(
+                    JobDependency(job_id=ids[name], source_id=ids[source], source_name=source)
+                )
+        self._session.flush()
+        return list(ids.values())
+
+    def _by_ids(self, ids: Sequence[str]) -> list[Job]:
+        found = {job.id: job for job in self._session.scalars(select(Job).where(Job.id.in_(ids)))}
+        return [found[job_id] for job_id in ids]

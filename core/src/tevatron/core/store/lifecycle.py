@@ -1,0 +1,132 @@
+"""A job's states and its history: which state follows which, and the event that every change leaves.
+
+    waiting -> queued -> starting -> running -> succeeded | failed
+    waiting, queued ------------------------> cancelled
+    starting, running -> cancelling --------> cancelled
+    starting, running -> queued               a shutdown let it go, or the reaper found its worker dead
+
+The last three are final. `move` and `add_events` expect that the caller's transaction has locked the job's row: that
+is what keeps `seq` without gaps. Knows nothing of leases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pydantic import JsonValue
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+
+from tevatron.core.contracts.jobs import FINAL_STATES, EventType, FailReason, JobState, Phase
+from tevatron.core.errors import ConflictError
+from tevatron.core.store.models import Job, JobEventRow
+
+NEXT: dict[JobState, frozenset[JobState]] = {
+    JobState.WAITING: frozenset({JobState.QUEUED, JobState.CANCELLED, JobState.FAILED}),
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLED}),
+    JobState.STARTING: frozenset(
+        {
+            JobState.RUNNING,
+            JobState.QUEUED,
+            JobState.CANCELLING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+        }
+    ),
+    JobState.RUNNING: frozenset(
+        {JobState.QUEUED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}
+    ),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED}),
+    JobState.CANCELLED: frozenset(),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event that is not stored yet."""
+
+    type: EventType
+    data: dict[str, JsonValue]
+    time: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+def move(
+    session: Session,
+    job: Job,
+    state: JobState,
+    *,
+    reason: FailReason | None = None,
+    phase: Phase | None = None,
+    message: str | None = None,
+) -> None:
+    """Change the job's state and leave the event.
+
+    Args:
+        phase: Where it failed; the job's last phase when unset.
+        message: Why, for people.
+    """
+    if state not in NEXT[job.state]:
+        raise ConflictError(f"job {job.id} is {job.state}; it cannot become {state}")
+    job.state = state
+    job.reason = reason
+    job.message = None if message is None else str(storable(message))
+    now = datetime.now(UTC)
+    if state is JobState.STARTING:
+        job.started_at = job.started_at or now
+    elif state is JobState.QUEUED:
+        job.phase = job.published_at = job.lease_until = job.holder = None
+    elif state is JobState.CANCELLING:
+        job.cancel_requested_at = now
+    elif state in FINAL_STATES:
+        job.finished_at = now
+        job.lease_until = None
+    if state is JobState.FAILED:
+        job.phase = phase or job.phase
+    data: dict[str, JsonValue] = {"state": state.value}
+    if reason is not None:
+        data |= {"reason": reason.value, "phase": job.phase.value if job.phase else None}
+    if message is not None:
+        data["message"] = job.message
+    add_events(session, job, [NewEvent(EventType.STATE, data, now)])
+
+
+def add_events(session: Session, job: Job, events: Sequence[NewEvent]) -> None:
+    """Append to the job's history."""
+    if not events:
+        return
+    first = job.last_seq + 1
+    job.last_seq += len(events)
+    session.flush()
+    session.execute(
+        insert(JobEventRow),
+        [
+            {
+                "job_id": job.id,
+                "seq": seq,
+                "time": event.time,
+                "attempt": job.attempt,
+                "type": event.type,
+                "data": storable(event.data),
+            }
+            for seq, event in enumerate(events, first)
+        ],
+    )
+
+
+def storable(value: JsonValue) -> JsonValue:
+    """Return `value` as Postgres can hold it: without NUL characters, NaN and infinities as text."""
+    if isinstance(value, str):
+        # A lone surrogate (a file name that is not UTF-8) cannot be encoded either.
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [storable(item) for item in value]
+    if isinstance(value, dict):
+        return {str(storable(key)): storable(item) for key, item in value.items()}
+    return value

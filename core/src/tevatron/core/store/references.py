@@ -1,0 +1,154 @@
+"""What a spec refers to: names become ids at submission, `{from: name}` becomes an id once its source has succeeded.
+
+Checks here whatever can be known before a job runs. Knows nothing of states and events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+
+from sqlalchemy.orm import Session
+
+from tevatron.core.contracts.jobs import (
+    EvalJob,
+    ExportJob,
+    From,
+    JobKind,
+    RankList,
+    Rerank,
+    TrainJob,
+    job_sources,
+)
+from tevatron.core.errors import ConfigError, unknown_name
+from tevatron.core.store.checkpoints import CheckpointRepository
+from tevatron.core.store.claims import AnyJob
+from tevatron.core.store.models import DatasetKind, Job
+from tevatron.core.store.registered import DatasetRepository, ModelRepository
+from tevatron.core.store.repository import Repository
+from tevatron.core.store.scorers import ScorerRepository
+
+
+class _JobReferences(Repository[Job]):
+    table = Job
+    noun = "job"
+
+
+def check_group(specs: Mapping[str, AnyJob]) -> None:
+    """Refuse a `{from: name}` that names no job, one of the wrong kind, or a circle."""
+    for name, spec in specs.items():
+        for source in sorted(job_sources(spec)):
+            if source not in specs:
+                raise ConfigError(f"job '{name}': {unknown_name('source job', source, specs)}")
+            kind = specs[source].kind
+            fits = (
+                (JobKind.TRAIN,) if isinstance(spec, ExportJob) else (JobKind.TRAIN, JobKind.EXPORT)
+            )
+            if kind not in fits:
+                raise ConfigError(
+                    f"job '{name}': source '{source}' is of kind {kind}; "
+                    f"one of kind {' or '.join(fits)} is needed here"
+                )
+    try:
+        TopologicalSorter({name: job_sources(spec) for name, spec in specs.items()}).prepare()
+    except CycleError as error:
+        raise ConfigError(f"jobs wait for one another: {' -> '.join(error.args[1])}") from error
+
+
+class References:
+    """Resolves what one key's specs refer to."""
+
+    def __init__(self, session: Session, *, key_id: str | None) -> None:
+        self._key_id = key_id
+        self._jobs = _JobReferences(session)
+        self._models = ModelRepository(session)
+        self._datasets = DatasetRepository(session)
+        self._checkpoints = CheckpointRepository(session)
+        self._scorers = ScorerRepository(session)
+
+    def resolve(self, spec: AnyJob) -> AnyJob:
+        """Return the spec with ids in place of names; an unknown one is an error with the closest match."""
+        if isinstance(spec, TrainJob):
+            return self._train(spec)
+        if isinstance(spec, ExportJob):
+            return self._export(spec)
+        return self._eval(spec)
+
+    def _train(self, spec: TrainJob) -> TrainJob:
+        if spec.backend != "hf":
+            raise ConfigError(
+                f"backend '{spec.backend}': this build has no such backend yet; use 'hf'"
+            )
+        model = self._models.get(spec.model, key_id=self._key_id)
+        dataset = self._dataset(spec.dataset, DatasetKind.TRAINING)
+        return spec.model_copy(update={"model": model.id, "dataset": dataset})
+
+    def _export(self, spec: ExportJob) -> ExportJob:
+        if isinstance(spec.train, From):
+            return spec
+        job = self._jobs.get(spec.train, key_id=self._key_id)
+        if job.kind is not JobKind.TRAIN:
+            raise ConfigError(
+                f"job '{spec.train}' is of kind {job.kind}; an export needs a train job"
+            )
+        return spec.model_copy(update={"train": job.id})
+
+    def _eval(self, spec: EvalJob) -> EvalJob:
+        first_stage = spec.first_stage
+        if isinstance(first_stage, RankList):
+            run = self._dataset(first_stage.dataset, DatasetKind.RANKLIST)
+            first_stage = first_stage.model_copy(update={"dataset": run})
+        return spec.model_copy(
+            update={
+                "dataset": self._dataset(spec.dataset, DatasetKind.BEIR),
+                "first_stage": first_stage,
+                "rerank": None if spec.rerank is None else self._rerank(spec.rerank),
+            }
+        )
+
+    def _rerank(self, rerank: Rerank) -> Rerank:
+        _check_rerank(rerank)
+        if isinstance(rerank.checkpoint, str):
+            checkpoint = self._checkpoints.get(rerank.checkpoint, key_id=self._key_id)
+            return rerank.model_copy(update={"checkpoint": checkpoint.id})
+        if rerank.model is not None:
+            model = self._models.get(rerank.model, key_id=self._key_id)
+            return rerank.model_copy(update={"model": model.id})
+        if rerank.scorers is not None:
+            scorers = [self._scorers.get_live(ref, key_id=self._key_id) for ref in rerank.scorers]
+            return rerank.model_copy(update={"scorers": [scorer.id for scorer in scorers]})
+        return rerank
+
+    def _dataset(self, ref: str, kind: DatasetKind) -> str:
+        return self._datasets.get_of_kind(ref, kind, key_id=self._key_id).id
+
+
+def _check_rerank(rerank: Rerank) -> None:
+    given = [
+        name for name in ("checkpoint", "model", "scorers") if getattr(rerank, name) is not None
+    ]
+    if len(given) != 1:
+        raise ConfigError(
+            "rerank: expected exactly one of checkpoint, model and scorers, "
+            f"got {', '.join(given) or 'none'}"
+        )
+    if rerank.model is not None and rerank.prompt_template is None:
+        raise ConfigError("rerank: a model without a contract needs prompt_template")
+    if rerank.model is None:
+        for name in ("prompt_template", "max_length"):
+            if getattr(rerank, name) is not None:
+                raise ConfigError(
+                    f"rerank: {name} belongs to a model without a contract, got one with {given[0]}"
+                )
+
+
+def with_sources(spec: AnyJob, outputs: Mapping[str, str]) -> AnyJob:
+    """Return the spec with each `{from: name}` replaced by the id that `outputs` has for the name."""
+    if isinstance(spec, ExportJob) and isinstance(spec.train, From):
+        return spec.model_copy(update={"train": outputs[spec.train.source]})
+    if isinstance(spec, EvalJob) and spec.rerank and isinstance(spec.rerank.checkpoint, From):
+        rerank = spec.rerank.model_copy(
+            update={"checkpoint": outputs[spec.rerank.checkpoint.source]}
+        )
+        return spec.model_copy(update={"rerank": rerank})
+    return spec

@@ -1,0 +1,111 @@
+"""Models and datasets: registered once under a name, then referred to by name or id."""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+from pydantic import JsonValue
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from tevatron.core.errors import ConfigError, ConflictError
+from tevatron.core.ids import new_id
+from tevatron.core.store.models import Dataset, DatasetKind, Model
+from tevatron.core.store.repository import Repository, owned_by
+
+Registered = TypeVar("Registered", Model, Dataset)
+
+
+class _RegisteredRepository(Repository[Registered]):
+    """A table whose names are unique within a key."""
+
+    def _add(self, row: Registered) -> Registered:
+        try:
+            # A savepoint, so that the caller's transaction survives a name that is taken.
+            with self._session.begin_nested():
+                self._session.add(row)
+        except IntegrityError as error:
+            if self.find(row.name, key_id=row.key_id) is None:
+                raise
+            raise ConflictError(f"a {self.noun} named '{row.name}' exists already") from error
+        return row
+
+    def find(self, name: str, *, key_id: str | None) -> Registered | None:
+        """Return the key's row of this very name, if there is one."""
+        table = self.table
+        return self._session.scalars(
+            select(table).where(owned_by(table.key_id, key_id), table.name == name)
+        ).first()
+
+
+class ModelRepository(_RegisteredRepository[Model]):
+    """Base models."""
+
+    table = Model
+    noun: ClassVar[str] = "model"
+
+    def create(
+        self,
+        name: str,
+        *,
+        key_id: str | None,
+        path: str | None = None,
+        hub_id: str | None = None,
+        hub_revision: str | None = None,
+        sha256: str | None = None,
+    ) -> Model:
+        """Register a folder by `path`, or a hub id with its revision."""
+        return self._add(
+            Model(
+                id=new_id("model"),
+                name=name,
+                key_id=key_id,
+                path=path,
+                hub_id=hub_id,
+                hub_revision=hub_revision,
+                sha256=sha256,
+            )
+        )
+
+
+class DatasetRepository(_RegisteredRepository[Dataset]):
+    """Datasets."""
+
+    table = Dataset
+    noun: ClassVar[str] = "dataset"
+
+    def create(
+        self,
+        name: str,
+        *,
+        key_id: str | None,
+        kind: DatasetKind,
+        stats: dict[str, JsonValue],
+        path: str | None = None,
+        hub_id: str | None = None,
+        hub_revision: str | None = None,
+        sha256: str | None = None,
+    ) -> Dataset:
+        """Register a file or folder by `path`, or a hub id with its revision."""
+        return self._add(
+            Dataset(
+                id=new_id("ds"),
+                name=name,
+                key_id=key_id,
+                kind=kind,
+                stats=stats,
+                path=path,
+                hub_id=hub_id,
+                hub_revision=hub_revision,
+                sha256=sha256,
+            )
+        )
+
+    def get_of_kind(self, ref: str, kind: DatasetKind, *, key_id: str | None) -> Dataset:
+        """Return the dataset, which must be of this kind."""
+        dataset = self.get(ref, key_id=key_id)
+        if dataset.kind is not kind:
+            raise ConfigError(
+                f"dataset '{ref}' is of kind {dataset.kind}; one of kind {kind} is needed here"
+            )
+        return dataset

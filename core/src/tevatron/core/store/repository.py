@@ -1,0 +1,85 @@
+"""What the repositories of models, datasets, checkpoints, scorers and evaluations share.
+
+A row is visible to the key that made it. `get` takes what a user wrote (an id or a name), `by_id` what a worker found
+in a resolved spec.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar, Generic, TypeVar
+
+from sqlalchemy import ColumnElement, Select, or_, select, true
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from tevatron.core.errors import NotFoundError, unknown_name
+from tevatron.core.store.models import Checkpoint, Dataset, Evaluation, Job, Model, Scorer
+from tevatron.core.store.paging import Page, page_of
+
+Row = TypeVar("Row", Job, Model, Dataset, Checkpoint, Scorer, Evaluation)
+
+MAX_NAMES = 50
+"""Names that an error about an unknown one lists and compares, newest first."""
+
+
+class EveryKey(Enum):
+    """The scope of an administrator, who reads the rows of every key."""
+
+    EVERY_KEY = "every key"
+
+
+EVERY_KEY = EveryKey.EVERY_KEY
+KeyScope = str | None | EveryKey
+"""Whose rows: a key's, those made without a key (null), or all."""
+
+
+def owned_by(column: InstrumentedAttribute[str | None], key_id: KeyScope) -> ColumnElement[bool]:
+    """Match the rows of a key; without a key, those made without one."""
+    if isinstance(key_id, EveryKey):
+        return true()
+    return column.is_(None) if key_id is None else column == key_id
+
+
+class Repository(Generic[Row]):
+    """Rows of one table within the caller's transaction."""
+
+    table: type[Row]
+    noun: ClassVar[str]
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def by_id(self, row_id: str) -> Row:
+        """Return the row, whoever owns it: for workers, not for what a user sent."""
+        row = self._session.get(self.table, row_id)
+        if row is None:
+            raise NotFoundError(f"{self.noun} '{row_id}' is gone")
+        return row
+
+    def get(self, ref: str, *, key_id: KeyScope) -> Row:
+        """Return the key's row with this id, or else its newest with this name."""
+        table = self.table
+        row = self._session.scalars(
+            self._visible(key_id)
+            .where(or_(table.id == ref, table.name == ref))
+            .order_by((table.id == ref).desc(), table.created_at.desc(), table.id.desc())
+            .limit(1)
+        ).first()
+        if row is None:
+            raise NotFoundError(unknown_name(self.noun, ref, self._names(key_id)))
+        return row
+
+    def list_page(
+        self, *, key_id: KeyScope, cursor: str | None = None, limit: int = 50
+    ) -> Page[Row]:
+        """Return the key's rows, newest first."""
+        return page_of(self._session, self._visible(key_id), self.table, cursor=cursor, limit=limit)
+
+    def _visible(self, key_id: KeyScope) -> Select[Row]:
+        return select(self.table).where(owned_by(self.table.key_id, key_id))
+
+    def _names(self, key_id: KeyScope) -> set[str]:
+        newest = self._session.scalars(
+            self._visible(key_id).order_by(self.table.created_at.desc()).limit(MAX_NAMES)
+        )
+        return {row.name or row.id for row in newest}
