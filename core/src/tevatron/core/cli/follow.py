@@ -1,0 +1,169 @@
+"""Following jobs to their end: progress bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tevatron.core.cli.client import POLL_S, Client
+from tevatron.core.contracts.jobs import FINAL_STATES, EventType, JobEvent, JobState
+from tevatron.core.contracts.resources import JobResource
+
+
+class View(Protocol):
+    """What shows the jobs' progress."""
+
+    def show(self, job: JobResource, events: Sequence[JobEvent]) -> None:
+        """Take in the state of a job and what has happened since the last call."""
+        ...
+
+
+def follow_jobs(
+    client: Client, jobs: Sequence[JobResource], *, quiet: bool = False
+) -> list[JobResource]:
+    """Show the jobs' progress on standard error until all are over; returns them as they ended."""
+    if quiet:
+        return _follow(client, jobs, Silent())
+    if not sys.stderr.isatty():
+        return _follow(client, jobs, Lines())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        return _follow(client, jobs, Bars(progress))
+
+
+def _follow(client: Client, jobs: Sequence[JobResource], view: View) -> list[JobResource]:
+    current = {job.id: job for job in jobs}
+    seen = dict.fromkeys(current, 0)
+    try:
+        while True:
+            for job_id in [job_id for job_id, job in current.items() if seen[job_id] >= 0]:
+                job = client.job(job_id)
+                events = client.events(job_id, after=seen[job_id])
+                current[job_id] = job
+                view.show(job, events)
+                seen[job_id] = events[-1].seq if events else seen[job_id]
+                if job.state in FINAL_STATES:
+                    # Its events were read after its state: none can be missing.
+                    seen[job_id] = -1
+            if all(after < 0 for after in seen.values()):
+                return list(current.values())
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        running = " ".join(job.id for job in current.values() if job.state not in FINAL_STATES)
+        typer.echo(
+            f"\nno longer followed, still going on: {running}  (tevatron cancel ID ends one)",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+
+
+def all_succeeded(jobs: Sequence[JobResource]) -> bool:
+    """Say whether the followed jobs came to a good end."""
+    return all(job.state is JobState.SUCCEEDED for job in jobs)
+
+
+def label(job: JobResource) -> str:
+    """Return what a line about this job begins with."""
+    return job.name or f"{job.kind} {job.id[-6:]}"
+
+
+def describe(event: JobEvent) -> str:
+    """Say in one line what an event says."""
+    data = event.data
+    match event.type:
+        case EventType.STATE:
+            why = f" ({data['reason']}: {data.get('message', '')})" if data.get("reason") else ""
+            return f"{data.get('state')}{why}"
+        case EventType.PHASE:
+            return f"{data.get('phase')}"
+        case EventType.PROGRESS:
+            return f"{data.get('done')}/{data.get('total')} {data.get('unit', '')}"
+        case EventType.METRICS:
+            return " ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in data.items()
+            )
+        case EventType.LOG:
+            return f"{data.get('level')}: {data.get('message')}"
+
+
+class Silent:
+    """Shows nothing."""
+
+    def show(self, job: JobResource, events: Sequence[JobEvent]) -> None:
+        """Do nothing."""
+
+
+class Lines:
+    """One line for each event; progress at most every ten seconds a job."""
+
+    PROGRESS_EVERY_S = 10.0
+
+    def __init__(self) -> None:
+        self._progress_at: dict[str, float] = {}
+
+    def show(self, job: JobResource, events: Sequence[JobEvent]) -> None:
+        """Write the events to standard error."""
+        for event in events:
+            if event.type is EventType.PROGRESS and not self._is_due(job.id, event):
+                continue
+            typer.echo(f"{event.time:%H:%M:%S} {label(job)}: {describe(event)}", err=True)
+
+    def _is_due(self, job_id: str, event: JobEvent) -> bool:
+        now = time.monotonic()
+        is_last = event.data.get("done") == event.data.get("total")
+        if (
+            not is_last
+            and now - self._progress_at.get(job_id, -self.PROGRESS_EVERY_S) < self.PROGRESS_EVERY_S
+        ):
+            return False
+        self._progress_at[job_id] = now
+        return True
+
+
+class Bars:
+    """One bar for each job."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, job: JobResource, events: Sequence[JobEvent]) -> None:
+        """Move the job's bar; warnings and errors go above the bars."""
+        if job.id not in self._tasks:
+            self._tasks[job.id] = self._progress.add_task(
+                label(job), total=None, text=str(job.state), start=False
+            )
+        task = self._tasks[job.id]
+        for event in events:
+            if event.type is EventType.PROGRESS:
+                done, total = event.data.get("done"), event.data.get("total")
+                if isinstance(done, int | float) and isinstance(total, int | float):
+                    self._progress.update(task, completed=done, total=total)
+            elif event.type is EventType.LOG and event.data.get("level") in ("warning", "error"):
+                self._progress.console.print(f"{label(job)}: {describe(event)}", markup=False)
+        if job.started_at is not None and not self._progress.tasks[task].started:
+            self._progress.start_task(task)
+        self._progress.update(task, text=_text(job, events))
+        if job.state in FINAL_STATES:
+            self._progress.stop_task(task)
+
+
+def _text(job: JobResource, events: Sequence[JobEvent]) -> str:
+    text = str(job.phase) if job.phase and job.state is JobState.RUNNING else str(job.state)
+    metrics = [
+        event.data for event in events if event.type is EventType.METRICS and "loss" in event.data
+    ]
+    loss = metrics[-1]["loss"] if metrics else None
+    return f"{text} loss {loss:.3f}" if isinstance(loss, float) else text

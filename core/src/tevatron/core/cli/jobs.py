@@ -1,0 +1,131 @@
+"""Commands about jobs that are there already: list, show, logs, cancel, results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tevatron.core.cli.client import Client
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
+
+
+def connect() -> Client:
+    """Return a client of the API that the environment or a running stack names."""
+    # httpx and the contracts are heavy; --help does not need them.
+    from tevatron.core.cli.client import Client
+    from tevatron.core.settings import Settings
+
+    return Client.from_settings(Settings.from_environment())
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the main one."""
+    app.command("jobs")(list_jobs)
+    app.command("show")(show)
+    app.command("logs")(logs)
+    app.command("cancel")(cancel)
+    app.command("results")(results)
+
+
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
+    json: Json = False,
+) -> None:
+    """List jobs, the newest first."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.jobs(limit=limit)
+    if json:
+        output.print_json(output.dump(found))
+    else:
+        output.print_jobs(found)
+
+
+def show(job: JobId, json: Json = False) -> None:
+    """Show one job: state, spec, result."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.job(job)
+    if json:
+        output.print_json(found.model_dump(mode="json"))
+        return
+    output.print_jobs([found])
+    output.print_json(
+        {"spec": found.spec.model_dump(mode="json", exclude_unset=True), "result": found.result}
+    )
+
+
+def logs(
+    job: JobId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job is over.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write a job's events; with -f the exit status says whether it succeeded."""
+    from tevatron.core.cli.follow import all_succeeded, describe
+
+    with connect() as client:
+        for event in client.follow(job) if follow else client.events(job):
+            line = (
+                f"{event.time:%Y-%m-%d %H:%M:%S} [{event.attempt}] {event.type}: {describe(event)}"
+            )
+            typer.echo(event.model_dump_json() if json else line)
+        if follow and not all_succeeded([client.job(job)]):
+            raise typer.Exit(1)
+
+
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of the jobs.")],
+    json: Json = False,
+) -> None:
+    """Ask for the end of jobs."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = [client.cancel(job) for job in jobs]
+    if json:
+        output.print_json(output.dump(found))
+    else:
+        output.print_jobs(found)
+
+
+def results(
+    job: Annotated[str | None, typer.Option(help="Only of this job.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Only on this dataset, by name or id.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Which metrics, such as ndcg@10; all if left out.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Table of all evaluations: systems against metrics, with deltas to the first stage."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.evaluations(job_id=job)
+        names = registered_names(client)
+    if dataset is not None:
+        found = [
+            entry for entry in found if dataset in (entry.dataset_id, names.get(entry.dataset_id))
+        ]
+    if json:
+        output.print_json(output.dump(found))
+    elif not found:
+        typer.echo("no evaluations", err=True)
+    else:
+        output.print_evaluations(found, names=names, metrics=metric)
+
+
+def registered_names(client: Client) -> dict[str, str]:
+    """Return the names of models, datasets and checkpoints by their ids."""
+    names = {entry.id: entry.name for entry in client.models()}
+    names |= {entry.id: entry.name for entry in client.datasets()}
+    return names | {entry.id: entry.name for entry in client.checkpoints() if entry.name}

@@ -1,0 +1,161 @@
+"""How results look: tables for people, JSON for programs. Knows resources, not HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import typer
+from pydantic import BaseModel, JsonValue
+from rich.console import Console
+from rich.table import Table
+
+from tevatron.core.contracts.jobs import JobState
+from tevatron.core.contracts.resources import EvaluationResource, JobResource
+
+STATE_STYLES = {
+    JobState.SUCCEEDED: "green",
+    JobState.FAILED: "red",
+    JobState.CANCELLED: "yellow",
+    JobState.CANCELLING: "yellow",
+    JobState.RUNNING: "cyan",
+    JobState.STARTING: "cyan",
+}
+
+Printed = TypeVar("Printed", bound=BaseModel)
+
+
+def print_json(content: JsonValue) -> None:
+    """Write one JSON document to standard output."""
+    typer.echo(json.dumps(content, indent=1))
+
+
+def dump(items: Sequence[Printed]) -> list[JsonValue]:
+    """Return resources as JSON values."""
+    return [item.model_dump(mode="json") for item in items]
+
+
+def print_table(table: Table) -> None:
+    """Write a table to standard output; where that is no terminal, as wide as it needs."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=240)
+    console.print(table)
+
+
+def table(*columns: str) -> Table:
+    """Return an empty table without borders at its sides."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def print_rows(rows: Sequence[Mapping[str, str]], *columns: str) -> None:
+    """Write rows as a table; says so where there is none."""
+    if not rows:
+        typer.echo("none", err=True)
+        return
+    made = table(*columns)
+    for row in rows:
+        made.add_row(*(row[column] for column in columns))
+    print_table(made)
+
+
+def print_jobs(jobs: Sequence[JobResource]) -> None:
+    """Write one line for each job."""
+    made = table("job", "kind", "name", "state", "attempt", "took", "result")
+    for job in jobs:
+        style = STATE_STYLES.get(job.state, "")
+        state = f"[{style}]{job.state}[/{style}]" if style else str(job.state)
+        name = job.name or "-"
+        made.add_row(job.id, job.kind, name, state, str(job.attempt), _took(job), outcome(job))
+    print_table(made)
+
+
+def outcome(job: JobResource) -> str:
+    """Say in a few words what came of a job."""
+    if job.state is JobState.FAILED:
+        return f"{job.reason}: {job.message}"
+    if job.result is None:
+        return str(job.phase) if job.phase and job.state is JobState.RUNNING else ""
+    if isinstance(metrics := job.result.get("metrics"), dict):
+        return ", ".join(
+            f"{name} {value:.4f}"
+            for name, value in list(metrics.items())[:2]
+            if isinstance(value, float)
+        )
+    return str(job.result.get("checkpoint_id", ""))
+
+
+def _took(job: JobResource) -> str:
+    if job.started_at is None:
+        return ""
+    seconds = ((job.finished_at or datetime.now(UTC)) - job.started_at).total_seconds()
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def print_evaluations(
+    evaluations: Sequence[EvaluationResource],
+    *,
+    names: Mapping[str, str],
+    metrics: Sequence[str] | None = None,
+) -> None:
+    """Write systems against metrics, a table for each dataset, with deltas to the first stage.
+
+    Args:
+        evaluations: Newest first.
+        names: What to call a thing, by its id.
+        metrics: Which ones; all of a dataset's evaluations when unset.
+    """
+    groups: dict[tuple[str, str], list[EvaluationResource]] = {}
+    for entry in reversed(evaluations):
+        groups.setdefault((entry.dataset_id, entry.split), []).append(entry)
+    for (dataset_id, split), entries in groups.items():
+        shown = list(metrics or dict.fromkeys(name for entry in entries for name in entry.metrics))
+        made = table("system", *shown)
+        made.title = (
+            f"{names.get(dataset_id, dataset_id)} ({split}, {entries[0].num_queries} queries)"
+        )
+        made.title_justify = "left"
+        for entry in entries:
+            base = _first_stage_of(entry, entries)
+            cells = [_cell(name, entry, base) for name in shown]
+            made.add_row(system_name(entry, names=names), *cells)
+        print_table(made)
+
+
+def system_name(entry: EvaluationResource, *, names: Mapping[str, str]) -> str:
+    """Return the evaluation's name, else what made it."""
+    if entry.name:
+        return entry.name
+    first = str(entry.first_stage.get("kind", "first stage"))
+    reranker = entry.checkpoint_id or entry.model_id
+    if entry.rerank is None:
+        return first
+    return f"{first} + {names.get(reranker, reranker) if reranker else 'scorer'}"
+
+
+def _first_stage_of(
+    entry: EvaluationResource, entries: Sequence[EvaluationResource]
+) -> EvaluationResource | None:
+    """Return the evaluation of the run that `entry` reranks, the latest one."""
+    if entry.rerank is None:
+        return None
+    same = [
+        other
+        for other in entries
+        if other.rerank is None and other.first_stage.get("kind") == entry.first_stage.get("kind")
+    ]
+    return same[-1] if same else None
+
+
+def _cell(name: str, entry: EvaluationResource, base: EvaluationResource | None) -> str:
+    value = entry.metrics.get(name)
+    if value is None:
+        return "-"
+    if base is None or name not in base.metrics:
+        return f"{value:.4f}"
+    return f"{value:.4f} ({value - base.metrics[name]:+.4f})"

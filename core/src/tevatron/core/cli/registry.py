@@ -1,0 +1,187 @@
+"""Commands about what jobs use: models, datasets, API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tevatron.core.cli.jobs import Json, connect
+
+if TYPE_CHECKING:
+    from tevatron.core.store.keys import KeyRepository
+
+models = typer.Typer(help="Base models.", no_args_is_help=True)
+datasets = typer.Typer(help="Datasets.", no_args_is_help=True)
+keys = typer.Typer(help="API keys (made in the database, by an operator).", no_args_is_help=True)
+
+
+class Kind(StrEnum):
+    """Kinds of dataset, as contracts.resources.DatasetKind has them."""
+
+    TRAINING = "training"
+    BEIR = "beir"
+    RANKLIST = "ranklist"
+
+
+class Role(StrEnum):
+    """What a key may do, as store.models.KeyRole has it."""
+
+    USER = "user"
+    ADMIN = "admin"
+
+
+@models.command("add")
+def add_model(
+    name: Annotated[str, typer.Argument(help="Name by which jobs refer to it.")],
+    path: Annotated[
+        Path | None, typer.Argument(help="Folder in Hugging Face's layout under an allowed root.")
+    ] = None,
+    hub_id: Annotated[str | None, typer.Option(help="Hub id in place of a folder.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit or tag of the hub id.")] = None,
+    json: Json = False,
+) -> None:
+    """Register a base model."""
+    from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.cli.specs import model_request
+
+    request = model_request(name, path=path, hub_id=hub_id, revision=revision)
+    with connect() as client:
+        found = client.register_model(request)
+    output.print_json(found.model_dump(mode="json")) if json else typer.echo(found.id)
+
+
+@models.command("list")
+def list_models(json: Json = False) -> None:
+    """List the registered models."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.models()
+    if json:
+        output.print_json(output.dump(found))
+        return
+    rows = [
+        {
+            "model": entry.id,
+            "name": entry.name,
+            "source": entry.path or f"{entry.hub_id}@{entry.revision}",
+        }
+        for entry in found
+    ]
+    output.print_rows(rows, "model", "name", "source")
+
+
+@datasets.command("add")
+def add_dataset(
+    name: Annotated[str, typer.Argument(help="Name by which jobs refer to it.")],
+    path: Annotated[Path, typer.Argument(help="File, or BEIR folder, under an allowed root.")],
+    kind: Annotated[Kind, typer.Option(help="What it holds.")],
+    json: Json = False,
+) -> None:
+    """Register a dataset."""
+    from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.cli.specs import dataset_request
+
+    with connect() as client:
+        found = client.register_dataset(dataset_request(name, path=path, kind=kind.value))
+    output.print_json(found.model_dump(mode="json")) if json else typer.echo(found.id)
+
+
+@datasets.command("list")
+def list_datasets(json: Json = False) -> None:
+    """List the registered datasets."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.datasets()
+    if json:
+        output.print_json(output.dump(found))
+        return
+    rows = [
+        {
+            "dataset": entry.id,
+            "name": entry.name,
+            "kind": entry.kind,
+            "state": entry.state,
+            "path": entry.path or "-",
+        }
+        for entry in found
+    ]
+    output.print_rows(rows, "dataset", "name", "kind", "state", "path")
+
+
+@contextmanager
+def _key_repository() -> Iterator[KeyRepository]:
+    # SQLAlchemy is heavy.
+    from tevatron.core.cli.database import database_url
+    from tevatron.core.store.keys import KeyRepository
+    from tevatron.core.store.session import check_schema, make_engine, make_sessions
+
+    engine = make_engine(database_url(), pool_size=1)
+    try:
+        check_schema(engine)
+        with make_sessions(engine).begin() as session:
+            yield KeyRepository(session)
+    finally:
+        engine.dispose()
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="Whose, or what for.")],
+    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.USER,
+    json: Json = False,
+) -> None:
+    """Make a key and show its secret, this once."""
+    from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.store.models import KeyRole
+
+    with _key_repository() as repository:
+        key, secret = repository.create(name, role=KeyRole(role.value))
+        found = {"id": key.id, "name": key.name, "role": role.value, "secret": secret}
+    if json:
+        output.print_json(dict(found))
+    else:
+        typer.echo(f"{found['id']} of {name}; it is not shown again:", err=True)
+        typer.echo(secret)
+
+
+@keys.command("list")
+def list_keys(json: Json = False) -> None:
+    """List the keys, without their secrets."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with _key_repository() as repository:
+        rows = [
+            {
+                "id": key.id,
+                "name": key.name,
+                "role": str(key.role),
+                "begins": key.prefix,
+                "created": f"{key.created_at:%Y-%m-%d %H:%M}",
+                "revoked": f"{key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "-",
+            }
+            for key in repository.list_all()
+        ]
+    if json:
+        output.print_json([dict(row) for row in rows])
+    else:
+        output.print_rows(rows, "id", "name", "role", "begins", "created", "revoked")
+
+
+@keys.command("revoke")
+def revoke_key(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.")],
+    json: Json = False,
+) -> None:
+    """Make a key useless for ever."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with _key_repository() as repository:
+        found = {"id": repository.revoke(key).id, "state": "revoked"}
+    output.print_json(dict(found)) if json else typer.echo(f"{key} is revoked", err=True)

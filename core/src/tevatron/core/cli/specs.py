@@ -1,0 +1,180 @@
+"""From flags and YAML files to job specs and registrations; every fault becomes one readable error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+
+from tevatron.core.contracts.jobs import JobGroup, JobKind, JobSpec
+from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
+from tevatron.core.contracts.train import TrainArguments, aliases
+from tevatron.core.errors import ConfigError, FormatError, unknown_name
+
+Model = TypeVar("Model", bound=BaseModel)
+_spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunFile:
+    """What `tevatron run FILE.yaml` does: register, then submit in one transaction."""
+
+    models: list[ModelRequest] = field(default_factory=list)
+    datasets: list[DatasetRequest] = field(default_factory=list)
+    jobs: JobGroup
+
+
+def read_yaml(path: Path) -> dict[str, JsonValue]:
+    """Return the mapping in a YAML (or JSON) file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else None
+        problem = getattr(error, "problem", None) or str(error)
+        raise FormatError(f"not YAML: {problem}", path=path, line=line) from error
+    if not isinstance(content, dict):
+        raise FormatError(f"expected a mapping, got {type(content).__name__}", path=path)
+    return content
+
+
+def make_spec(content: Mapping[str, JsonValue], *, what: str) -> JobSpec:
+    """Check one job spec."""
+    try:
+        return _spec.validate_python(dict(content))
+    except ValidationError as error:
+        raise explain(error, what=what) from error
+
+
+def read_run_file(path: Path) -> RunFile:
+    """Read `{models?, datasets?, jobs}`; paths in it are relative to its folder."""
+    content = read_yaml(path)
+    unknown = sorted(set(content) - {"models", "datasets", "jobs"})
+    if unknown:
+        raise FormatError(
+            f"unknown key '{unknown[0]}'; there are: datasets, jobs, models", path=path
+        )
+    models = [
+        _check(
+            ModelRequest,
+            {"name": name, **_with_path(entry, path.parent)},
+            what=f"{path}: models.{name}",
+        )
+        for name, entry in _mapping(content, "models", path).items()
+    ]
+    datasets = [
+        _check(
+            DatasetRequest,
+            {"name": name, **_with_path(entry, path.parent)},
+            what=f"{path}: datasets.{name}",
+        )
+        for name, entry in _mapping(content, "datasets", path).items()
+    ]
+    jobs = _check(JobGroup, {"jobs": content.get("jobs")}, what=str(path))
+    return RunFile(models=models, datasets=datasets, jobs=jobs)
+
+
+def _mapping(content: Mapping[str, JsonValue], key: str, path: Path) -> dict[str, JsonValue]:
+    found = content.get(key) or {}
+    if not isinstance(found, dict):
+        raise FormatError("expected a mapping of names", path=path, field=key)
+    return found
+
+
+def _with_path(entry: JsonValue, folder: Path) -> dict[str, JsonValue]:
+    """Return the entry with an absolute path; a bare string is the path."""
+    given: dict[str, JsonValue] = {"path": entry} if not isinstance(entry, dict) else dict(entry)
+    if isinstance(given.get("path"), str):
+        given["path"] = os.path.abspath(folder / str(given["path"]))  # noqa: PTH100  keeps links as they are
+    return given
+
+
+def _check(model: type[Model], content: object, *, what: str) -> Model:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise explain(error, what=what) from error
+
+
+def model_request(
+    name: str, *, path: Path | None, hub_id: str | None, revision: str | None
+) -> ModelRequest:
+    """Return the registration of a base model."""
+    absolute = None if path is None else str(path.expanduser().absolute())
+    content = {"name": name, "path": absolute, "hub_id": hub_id, "revision": revision}
+    return _check(ModelRequest, content, what="model")
+
+
+def dataset_request(name: str, *, path: Path, kind: str) -> DatasetRequest:
+    """Return the registration of a dataset."""
+    content = {"name": name, "path": str(path.expanduser().absolute()), "kind": kind}
+    return _check(DatasetRequest, content, what="dataset")
+
+
+def train_arguments(words: Sequence[str]) -> dict[str, JsonValue]:
+    """Return training flags (`--learning-rate 1e-4`, `--packing=false`, `--use_lora`) by their fields' names."""
+    found: dict[str, JsonValue] = {}
+    fields, other = TrainArguments.model_fields, aliases()
+    at = 0
+    while at < len(words):
+        flag, has_value, value = words[at].partition("=")
+        at += 1
+        if not flag.startswith("--"):
+            raise ConfigError(f"expected a flag that starts with --, got '{flag}'")
+        spelled = flag[2:].replace("-", "_")
+        name = other.get(spelled, spelled)
+        if name not in fields:
+            raise ConfigError(unknown_name("training flag", spelled, [*fields, *other]))
+        if not has_value:
+            # A flag alone means true.
+            given = at < len(words) and not words[at].startswith("--")
+            value = words[at] if given else "true"
+            at += given
+        is_list = "list[" in str(fields[name].annotation)
+        found[name] = [part.strip() for part in value.split(",")] if is_list else value
+    return found
+
+
+def train_flags() -> list[tuple[str, str, str]]:
+    """Return each training flag with its default and meaning."""
+    return [
+        (f"--{name}", str(field.default), field.description or "")
+        for name, field in TrainArguments.model_fields.items()
+    ]
+
+
+def merge_spec(
+    kind: JobKind,
+    file: Path | None,
+    flags: Mapping[str, JsonValue],
+    *,
+    arguments: Mapping[str, JsonValue] | None = None,
+) -> JobSpec:
+    """Return the spec of FILE with the flags that were given on top of it."""
+    content: dict[str, JsonValue] = read_yaml(file) if file is not None else {}
+    if content.setdefault("kind", kind.value) != kind.value:
+        raise ConfigError(f"{file}: is a spec of kind '{content['kind']}', expected '{kind.value}'")
+    content.update({name: value for name, value in flags.items() if value is not None})
+    if arguments:
+        given = content.get("arguments") or {}
+        content["arguments"] = {**given, **arguments} if isinstance(given, dict) else given
+    return make_spec(content, what=str(file) if file is not None else f"the {kind.value} job")
+
+
+def explain(error: ValidationError, *, what: str) -> ConfigError:
+    """Turn pydantic's faults into one error with a line for each."""
+    kinds = {kind.value for kind in JobKind}
+    lines = []
+    for fault in error.errors():
+        # The union's tag is no part of what the user wrote.
+        place = ".".join(str(part) for part in fault["loc"] if str(part) not in kinds)
+        given = "" if fault["type"] == "missing" else f", got {fault['input']!r:.100}"
+        lines.append(f"  {place or what}: {fault['msg']}{given}")
+    return ConfigError("\n".join([f"{what} is not right:", *lines]))

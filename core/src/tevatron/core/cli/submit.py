@@ -1,0 +1,215 @@
+"""Commands that submit jobs: `submit train|export|eval` and `run`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tevatron.core.cli.jobs import Json, connect, registered_names
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from tevatron.core.cli import specs
+    from tevatron.core.cli.client import Client
+    from tevatron.core.contracts.jobs import JobGroup, JobSpec
+
+app = typer.Typer(help="Submit one job.", no_args_is_help=True)
+
+File = Annotated[
+    Path | None, typer.Argument(metavar="[FILE.yaml]", help="A job spec; flags win over it.")
+]
+Name = Annotated[str | None, typer.Option(help="Name of the job.")]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", "-f", help="Show its progress; the exit status says whether it succeeded."
+    ),
+]
+
+
+class Dtype(StrEnum):
+    """Arithmetic or weights, as the contracts have them."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def submit_train(  # noqa: PLR0913  a command's options
+    context: typer.Context,
+    file: File = None,
+    model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Training data, by name or id.")] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="Ranks on the worker's machine.")
+    ] = None,
+    name: Name = None,
+    flags: Annotated[
+        bool, typer.Option("--flags", help="List all training flags, then end.")
+    ] = False,
+    follow: Follow = False,
+    json: Json = False,
+) -> None:
+    """Train a reranker and publish its checkpoint; takes every training flag, such as --learning_rate 1e-4."""
+    from tevatron.core.cli import output, specs  # rich, yaml and pydantic are heavy
+    from tevatron.core.contracts.jobs import JobKind
+
+    if flags:
+        rows = [
+            dict(zip(("flag", "default", "meaning"), row, strict=True))
+            for row in specs.train_flags()
+        ]
+        output.print_rows(rows, "flag", "default", "meaning")
+        return
+    words = list(context.args)
+    if file is not None and str(file).startswith("--"):
+        words, file = [str(file), *words], None
+    given: dict[str, JsonValue] = {
+        "model": model,
+        "dataset": dataset,
+        "num_processes": num_processes,
+        "name": name,
+    }
+    spec = specs.merge_spec(JobKind.TRAIN, file, given, arguments=specs.train_arguments(words))
+    _submit(spec, follow=follow, json=json)
+
+
+@app.command("export")
+def submit_export(
+    file: File = None,
+    train: Annotated[str | None, typer.Option(help="Id of the train job.")] = None,
+    step: Annotated[int | None, typer.Option(help="Saved step; the newest if left out.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Weights of the checkpoint.")] = None,
+    form: Annotated[str | None, typer.Option(help="merged or adapter.")] = None,
+    name: Name = None,
+    follow: Follow = False,
+    json: Json = False,
+) -> None:
+    """Publish another checkpoint from a training job's saved state."""
+    from tevatron.core.cli import specs  # yaml and pydantic are heavy
+    from tevatron.core.contracts.jobs import JobKind
+
+    given: dict[str, JsonValue] = {
+        "train": train,
+        "step": step,
+        "dtype": dtype,
+        "form": form,
+        "name": name,
+    }
+    _submit(specs.merge_spec(JobKind.EXPORT, file, given), follow=follow, json=json)
+
+
+@app.command("eval")
+def submit_eval(  # noqa: PLR0913  a command's options
+    file: File = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Dataset of kind beir, by name or id.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Which qrels.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Rerank with this checkpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="Rerank with this registered model.")] = None,
+    prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
+    ranklist: Annotated[
+        str | None, typer.Option(help="First stage: a dataset of kind ranklist; BM25 if left out.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="Candidates a query that are reranked.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Such as ndcg@10; several times.")
+    ] = None,
+    name: Name = None,
+    follow: Follow = False,
+    json: Json = False,
+) -> None:
+    """Compute metrics of a first stage, or of its reranking."""
+    from tevatron.core.cli import specs  # yaml and pydantic are heavy
+    from tevatron.core.contracts.jobs import JobKind
+
+    given: dict[str, JsonValue] = {"dataset": dataset, "split": split, "name": name}
+    if metric:
+        given["metrics"] = list(metric)
+    if ranklist is not None:
+        given["first_stage"] = {"kind": "ranklist", "dataset": ranklist}
+    rerank: dict[str, JsonValue] = {
+        "checkpoint": checkpoint,
+        "model": model,
+        "prompt_template": prompt_template,
+        "max_length": max_length,
+        "depth": depth,
+    }
+    rerank = {key: value for key, value in rerank.items() if value is not None}
+    if rerank:
+        given["rerank"] = rerank
+    _submit(specs.merge_spec(JobKind.EVAL, file, given), follow=follow, json=json)
+
+
+def run(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.yaml",
+            help="{jobs: {name: spec}}, and models and datasets to register first.",
+        ),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", "-f", help="Show the progress to the end.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Submit several jobs that may refer to one another ({from: name}), all or none."""
+    from tevatron.core.cli import specs  # yaml and pydantic are heavy
+
+    content = specs.read_run_file(file)
+    with connect() as client:
+        register(client, content)
+    _submit(content.jobs, follow=follow, json=json)
+
+
+def register(client: Client, content: specs.RunFile) -> None:
+    """Register what is not there yet under its name; another thing of that name is an error."""
+    from tevatron.core.errors import ConflictError
+
+    have_models = {entry.name: entry for entry in client.models()}
+    for model in content.models:
+        old = have_models.get(model.name)
+        if old is None:
+            client.register_model(model)
+        elif (old.path, old.hub_id, old.revision) != (model.path, model.hub_id, model.revision):
+            source = old.path or old.hub_id
+            raise ConflictError(f"a model named '{model.name}' exists and is another one: {source}")
+    have_datasets = {entry.name: entry for entry in client.datasets()}
+    for dataset in content.datasets:
+        known = have_datasets.get(dataset.name)
+        if known is None:
+            client.register_dataset(dataset)
+        elif (known.path, known.kind) != (dataset.path, dataset.kind):
+            raise ConflictError(
+                f"a dataset named '{dataset.name}' exists and is another one: {known.path}"
+            )
+
+
+def _submit(submission: JobSpec | JobGroup, *, follow: bool, json: bool) -> None:
+    from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.cli.follow import all_succeeded, follow_jobs
+
+    with connect() as client:
+        found = client.submit(submission)
+        if not follow:
+            output.print_json(output.dump(found)) if json else output.print_jobs(found)
+            return
+        found = follow_jobs(client, found, quiet=json)
+        wanted = {job.id for job in found}
+        evaluations = [entry for entry in client.evaluations() if entry.job_id in wanted]
+        names = registered_names(client)
+    if json:
+        output.print_json({"jobs": output.dump(found), "evaluations": output.dump(evaluations)})
+    else:
+        output.print_jobs(found)
+        output.print_evaluations(evaluations, names=names)
+    if not all_succeeded(found):
+        raise typer.Exit(1)
