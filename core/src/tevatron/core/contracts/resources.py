@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from tevatron.core.contracts.jobs import (
     FailReason,
+    JobEvent,
     JobKind,
-    JobSpec,
     JobState,
     Name,
     Phase,
@@ -56,7 +56,8 @@ class JobResource(Resource):
     """The failure in words."""
     attempt: int
     """Times that a worker has claimed it."""
-    spec: JobSpec
+    spec: dict[str, JsonValue]
+    """As submitted."""
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
     result: dict[str, JsonValue] | None
@@ -64,6 +65,15 @@ class JobResource(Resource):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+
+
+class JobEventPage(Resource):
+    """A page of a job's events, oldest first."""
+
+    data: list[JobEvent]
+    has_more: bool
+    next: int
+    """`after` of the request for the events that follow: the last `seq` that is known."""
 
 
 class SubmittedJobs(Resource):
@@ -122,6 +132,8 @@ class ModelResource(Resource):
     path: str | None
     hub_id: str | None
     revision: str | None
+    sha256: str | None
+    """Of the folder."""
     created_at: datetime
 
 
@@ -137,10 +149,12 @@ class DatasetKind(StrEnum):
 
 
 class DatasetState(StrEnum):
-    """Whether a dataset can be used."""
+    """Whether a dataset can be used: only a ready one is taken by a job."""
 
     AWAITING_CONTENT = "awaiting_content"
+    """Registered without a path; its upload comes next."""
     READY = "ready"
+    """Read from end to end, and hashed."""
 
 
 class DatasetRequest(Spec):
@@ -196,6 +210,8 @@ class ScorerRequest(Spec):
     """How long it stays up without a job that uses it; the host's setting when unset."""
     url: str | None = Field(default=None, min_length=1, max_length=2000)
     """Outside scorer, under one of the operator's allowed prefixes."""
+    token: str | None = Field(default=None, min_length=1, max_length=1000, repr=False)
+    """Bearer token of the outside scorer; never shown again."""
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
@@ -203,6 +219,8 @@ class ScorerRequest(Spec):
             raise ValueError("expected exactly one of checkpoint, model and url")
         if (self.model is None) != (self.prompt_template is None):
             raise ValueError("prompt_template goes with model, and only there")
+        if self.token is not None and self.url is None:
+            raise ValueError("token goes with url, and only there")
         return self
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, tuple_
 
 from tevatron.core.store.models import Evaluation, EvaluationValue
-from tevatron.core.store.repository import Repository
+from tevatron.core.store.paging import Page, page_of
+from tevatron.core.store.repository import KeyScope, Repository
 
 _BATCH = 5000
 
@@ -42,6 +43,51 @@ class EvaluationRepository(Repository[Evaluation]):
     def of_job(self, job_id: str) -> Evaluation | None:
         """Return what this job has stored."""
         return self._session.scalars(select(Evaluation).where(Evaluation.job_id == job_id)).first()
+
+    def list_evaluations(
+        self,
+        *,
+        key_id: KeyScope,
+        cursor: str | None = None,
+        limit: int = 50,
+        job_id: str | None = None,
+        dataset_id: str | None = None,
+        checkpoint_id: str | None = None,
+        name: str | None = None,
+    ) -> Page[Evaluation]:
+        """Return the key's evaluations that match, newest first."""
+        statement = self._visible(key_id)
+        wanted = (
+            (Evaluation.job_id, job_id),
+            (Evaluation.dataset_id, dataset_id),
+            (Evaluation.checkpoint_id, checkpoint_id),
+            (Evaluation.name, name),
+        )
+        for column, value in wanted:
+            if value is not None:
+                statement = statement.where(column == value)
+        return page_of(self._session, statement, Evaluation, cursor=cursor, limit=limit)
+
+    def values_after(
+        self,
+        evaluation_id: str,
+        place: tuple[str, str] | None,
+        *,
+        limit: int,
+        metric: str | None = None,
+    ) -> list[Value]:
+        """Return up to `limit` values in the order of metric and query id, after the pair `place` of both."""
+        columns = (EvaluationValue.metric, EvaluationValue.query_id)
+        statement = select(*columns, EvaluationValue.value).where(
+            EvaluationValue.evaluation_id == evaluation_id
+        )
+        if metric is not None:
+            statement = statement.where(EvaluationValue.metric == metric)
+        if place is not None:
+            statement = statement.where(tuple_(*columns) > tuple_(*place))
+        return [
+            Value(*row) for row in self._session.execute(statement.order_by(*columns).limit(limit))
+        ]
 
     def values(self, evaluation_id: str, *, metric: str | None = None) -> list[Value]:
         """Return the queries' values, in the order of metric and query id."""

@@ -93,6 +93,26 @@ class JobRepository(Repository[Job]):
             .limit(limit)
         ).all()
 
+    def sources_of(self, job_ids: Sequence[str]) -> dict[str, list[str]]:
+        """Return the ids of the jobs whose output each of these uses; jobs without any are left out."""
+        rows = self._session.execute(
+            select(JobDependency.job_id, JobDependency.source_id)
+            .where(JobDependency.job_id.in_(job_ids))
+            .order_by(JobDependency.job_id, JobDependency.source_id)
+        )
+        found: dict[str, list[str]] = {}
+        for job_id, source_id in rows:
+            found.setdefault(job_id, []).append(source_id)
+        return found
+
+    def oldest_queued_s(self) -> dict[JobKind, float]:
+        """Return for each kind how long its oldest queued job has been there, for metrics."""
+        age = func.extract("epoch", func.clock_timestamp() - func.min(Job.created_at))
+        rows = self._session.execute(
+            select(Job.kind, age).where(Job.state == JobState.QUEUED).group_by(Job.kind)
+        )
+        return {kind: float(seconds) for kind, seconds in rows}
+
     def count_by_state(self) -> dict[tuple[JobKind, JobState], int]:
         """Count all jobs of all keys, for metrics."""
         rows = self._session.execute(

@@ -29,6 +29,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tevatron.core.contracts.jobs import EventType, FailReason, JobKind, JobState, Phase
+from tevatron.core.contracts.resources import DatasetKind as DatasetKind
+from tevatron.core.contracts.resources import DatasetState as DatasetState
+from tevatron.core.contracts.resources import ScorerState as ScorerState
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -44,33 +47,6 @@ class KeyRole(StrEnum):
 
     USER = "user"
     ADMIN = "admin"
-
-
-class DatasetKind(StrEnum):
-    """What a registered dataset holds."""
-
-    TRAINING = "training"
-    BEIR = "beir"
-    RANKLIST = "ranklist"
-
-
-class DatasetState(StrEnum):
-    """A dataset is ready once it has been read and hashed; only a ready one is taken by a job."""
-
-    AWAITING_CONTENT = "awaiting_content"
-    """Registered by `POST /v1/datasets` without a path; its upload comes next."""
-    READY = "ready"
-
-
-class ScorerState(StrEnum):
-    """States of a scorer; the last two are final."""
-
-    WANTED = "wanted"
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    FAILED = "failed"
 
 
 def _choice(kind: type[StrEnum], name: str, *, checked: bool = True) -> Enum:

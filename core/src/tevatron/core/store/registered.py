@@ -8,9 +8,9 @@ from pydantic import JsonValue
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from tevatron.core.errors import ConfigError, ConflictError
+from tevatron.core.errors import ConfigError, ConflictError, NotFoundError
 from tevatron.core.ids import new_id
-from tevatron.core.store.models import Dataset, DatasetKind, Model
+from tevatron.core.store.models import Dataset, DatasetKind, DatasetState, Model
 from tevatron.core.store.repository import Repository, owned_by
 
 Registered = TypeVar("Registered", Model, Dataset)
@@ -101,6 +101,32 @@ class DatasetRepository(_RegisteredRepository[Dataset]):
             )
         )
 
+    def create_awaiting(self, name: str, *, key_id: str | None, kind: DatasetKind) -> Dataset:
+        """Register a dataset whose content is uploaded next, to the path that it has already."""
+        dataset_id = new_id("ds")
+        return self._add(
+            Dataset(
+                id=dataset_id,
+                name=name,
+                key_id=key_id,
+                kind=kind,
+                stats={},
+                path=f"datasets/{dataset_id}/content",
+                state=DatasetState.AWAITING_CONTENT,
+            )
+        )
+
+    def lock_awaiting(self, dataset_id: str) -> Dataset:
+        """Lock and return a dataset whose content is still to come."""
+        dataset = self._session.get(
+            Dataset, dataset_id, with_for_update=True, populate_existing=True
+        )
+        if dataset is None:
+            raise NotFoundError(f"dataset '{dataset_id}' is gone")
+        if dataset.state is not DatasetState.AWAITING_CONTENT:
+            raise ConflictError(f"dataset '{dataset_id}' has its content already; register another")
+        return dataset
+
     def get_of_kind(self, ref: str, kind: DatasetKind, *, key_id: str | None) -> Dataset:
         """Return the dataset, which must be of this kind."""
         dataset = self.get(ref, key_id=key_id)
@@ -108,4 +134,6 @@ class DatasetRepository(_RegisteredRepository[Dataset]):
             raise ConfigError(
                 f"dataset '{ref}' is of kind {dataset.kind}; one of kind {kind} is needed here"
             )
+        if dataset.state is not DatasetState.READY:
+            raise ConflictError(f"dataset '{ref}' is {dataset.state}; upload its content first")
         return dataset

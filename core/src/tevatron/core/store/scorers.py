@@ -110,6 +110,13 @@ class ScorerRepository(Repository[Scorer]):
             .execution_options(synchronize_session=False)
         )
 
+    def count_by_state(self) -> dict[ScorerState, int]:
+        """Count all scorers of all keys, for metrics."""
+        rows = self._session.execute(
+            select(Scorer.state, func.count().label("number")).group_by(Scorer.state)
+        )
+        return {row.state: row.number for row in rows}
+
     def _visible(self, key_id: KeyScope) -> Select[Scorer]:
         return select(Scorer).where(or_(owned_by(Scorer.key_id, key_id), Scorer.external))
 
