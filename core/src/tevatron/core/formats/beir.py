@@ -39,6 +39,11 @@ class BeirFolder:
                 return found
         raise InputError(f"{self.path} is not a BEIR folder: expected {name} (or .gz, .zst) in it")
 
+    @property
+    def corpus_path(self) -> Path:
+        """The corpus file: what an index of it is cached by."""
+        return self._corpus
+
     def corpus(self) -> Iterator[Document]:
         """Yield the documents in the file's order; empty ones too, an id given twice is an error."""
         seen: set[str] = set()

@@ -6,6 +6,7 @@ Scores decide the order, ranks are not looked at (many tools write 0). Knows no 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,15 +57,20 @@ def read_ranklist(path: Path | str) -> Run:
 def write_ranklist(
     path: Path | str, run: Mapping[str, Mapping[str, float]], *, trec: bool = False
 ) -> None:
-    """Write a run, best first, ties by document id; scores in full precision.
+    """Write a run, best first, scores in full precision.
+
+    Ties, also those of float32, go by document id descending: the order of trec_eval and of our metrics, so that whoever
+    cuts the file by its lines keeps the same documents.
 
     An id with white space would read back as two columns, and a score that is not finite not at all: both are errors.
     """
     with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
         for query_id, documents in run.items():
             _check_id(query_id, path, "query_id")
-            ordered = sorted(documents.items(), key=lambda entry: (-entry[1], entry[0]))
-            for rank, (docid, score) in enumerate(ordered, start=1):
+            singles = array("f", documents.values())
+            ordered = sorted(zip(singles, documents, strict=True), reverse=True)
+            for rank, (_, docid) in enumerate(ordered, start=1):
+                score = documents[docid]
                 _check_id(docid, path, "docid")
                 if not math.isfinite(score):
                     message = f"score of query '{query_id}', document '{docid}' is {score}"
