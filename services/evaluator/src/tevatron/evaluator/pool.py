@@ -76,12 +76,19 @@ class _Chunk:
     candidates: list[Candidate]
     keys: list[str]
 
+    def split(self, size: int) -> tuple[_Chunk, _Chunk]:
+        return _Chunk(self.candidates[:size], self.keys[:size]), _Chunk(
+            self.candidates[size:], self.keys[size:]
+        )
+
 
 @dataclass(slots=True)
 class _BackendState:
     backend: Backend
     client: httpx.AsyncClient
     chunk_size: int
+    limit: int
+    """Most pairs in a request."""
     down: str | None = None
     """Why it is down."""
 
@@ -148,7 +155,10 @@ class _Work:
         """Return the next chunk, or nothing: all is done or in the hands of others."""
         if self._returned:
             self._num_open += 1
-            return self._returned.popleft()
+            chunk, rest = self._returned.popleft().split(size)
+            if rest.keys:
+                self._returned.appendleft(rest)
+            return chunk
         chunk = _Chunk([], [])
         for candidate, key in self._fresh:
             chunk.candidates.append(candidate)
@@ -162,9 +172,9 @@ class _Work:
         self._num_open += 1
         return chunk
 
-    def give_back(self, *chunks: _Chunk) -> None:
+    def give_back(self, chunk: _Chunk) -> None:
         self._num_open -= 1
-        self._returned.extend(chunks)
+        self._returned.append(chunk)
 
     def done(self, chunk: _Chunk, scores: list[float]) -> None:
         self._log.append(dict(zip(chunk.keys, scores, strict=True)))
@@ -215,6 +225,7 @@ class _Pool:
                     headers={"Authorization": f"Bearer {backend.token}"} if backend.token else {},
                 ),
                 min(options.first_chunk, options.max_chunk),
+                options.max_chunk,
             )
             for backend in backends
         ]
@@ -258,7 +269,7 @@ class _Pool:
                 self._work.give_back(chunk)
                 self._raise_if_all_down()
             except _TooLargeError:
-                self._split(state, chunk)
+                self._halve(state, chunk)
             else:
                 self._work.done(chunk, scores)
 
@@ -277,7 +288,7 @@ class _Pool:
             reasons = "; ".join(f"{state.backend.url}: {state.down}" for state in self._states)
             raise UnavailableError(f"no scorer answers: {reasons}")
 
-    def _split(self, state: _BackendState, chunk: _Chunk) -> None:
+    def _halve(self, state: _BackendState, chunk: _Chunk) -> None:
         half = len(chunk.keys) // 2
         if half == 0:
             pair = chunk.candidates[0]
@@ -285,11 +296,9 @@ class _Pool:
                 f"scorer {state.backend.url} finds one pair too large: query '{pair.query_id}', document "
                 f"'{pair.docid}', {len(pair.query)} and {len(pair.text)} characters"
             )
-        state.chunk_size = half
-        self._work.give_back(
-            _Chunk(chunk.candidates[:half], chunk.keys[:half]),
-            _Chunk(chunk.candidates[half:], chunk.keys[half:]),
-        )
+        # The limit that it told stays: growing into it again would cost a request each time.
+        state.chunk_size = state.limit = half
+        self._work.give_back(chunk)
 
     async def _score(self, state: _BackendState, chunk: _Chunk) -> list[float]:
         """Score a chunk at one backend, or say that it is down."""
@@ -326,11 +335,11 @@ class _Pool:
     def _backoff(self, tries: int) -> float:
         # Full jitter: clients that were refused together do not come back together.
         longest = min(self._options.backoff_s * 2 ** (tries - 1), self._options.max_backoff_s)
-        return longest * random.uniform(0.5, 1.0)
+        return float(longest * random.uniform(0.5, 1.0))
 
     def _adapt(self, state: _BackendState, num_pairs: int, elapsed_s: float) -> None:
         fits = int(num_pairs * self._options.chunk_s / max(elapsed_s, 1e-3))
-        state.chunk_size = max(1, min(fits, 4 * state.chunk_size, self._options.max_chunk))
+        state.chunk_size = max(1, min(fits, 4 * state.chunk_size, state.limit))
 
 
 class _TooLargeError(Exception):
