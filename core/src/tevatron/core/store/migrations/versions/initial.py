@@ -68,7 +68,14 @@ def upgrade() -> None:
         sa.Column("stats", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column(
             "state",
-            sa.Enum("ready", name="state", native_enum=False, create_constraint=True, length=32),
+            sa.Enum(
+                "awaiting_content",
+                "ready",
+                name="state",
+                native_enum=False,
+                create_constraint=True,
+                length=32,
+            ),
             server_default=sa.text("'ready'"),
             nullable=False,
         ),
