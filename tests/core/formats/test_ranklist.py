@@ -1,0 +1,90 @@
+import gzip
+
+import pytest
+
+from tevatron.core.errors import FormatError
+from tevatron.core.formats.ranklist import read_ranklist, write_ranklist
+
+
+def _read(tmp_path, text):
+    path = tmp_path / "run"
+    path.write_text(text)
+    return read_ranklist(path)
+
+
+def test_three_columns_with_tabs_or_blanks(tmp_path):
+    assert _read(tmp_path, "q1\td#1\t1.5\nq1 d2   -2e-3\nq2\td1\t3\n") == {
+        "q1": {"d#1": 1.5, "d2": -0.002},
+        "q2": {"d1": 3.0},
+    }
+
+
+def test_trec_with_rank_0_everywhere(tmp_path):
+    assert _read(tmp_path, "q1 Q0 d1 0 2.5 tag\nq1\tQ0\td2\t0\t1.5\ttag\n") == {
+        "q1": {"d1": 2.5, "d2": 1.5}
+    }
+
+
+def test_queries_need_not_be_together(tmp_path):
+    assert _read(tmp_path, "a x 1\nb x 1\na y 2\n") == {"a": {"x": 1.0, "y": 2.0}, "b": {"x": 1.0}}
+
+
+def test_ids_may_hold_other_white_space_and_a_line_separator(tmp_path):
+    assert _read(tmp_path, "q\u00a01\td\u20281\t1\n") == {"q\u00a01": {"d\u20281": 1.0}}
+
+
+def test_gzip_bom_and_crlf(tmp_path):
+    path = tmp_path / "run.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfq d 1\r\n\r\nq e 2\r\n"))
+    assert read_ranklist(path) == {"q": {"d": 1.0, "e": 2.0}}
+
+
+def test_an_empty_file_is_an_empty_run(tmp_path):
+    assert _read(tmp_path, "\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q d", r"run:2: expected 3 columns .* or TREC's 6, got 2"),
+        ("q d 1 2", "got 4"),
+        ("q Q0 d 1 2.0", "got 5"),
+        ("q d best", "run:2: field 'score': expected a number, got 'best'"),
+        ("q d nan", "run:2: field 'score': expected a finite number, got nan"),
+        ("q Q0 d 1 -inf x", "run:2: field 'score': expected a finite number, got -inf"),
+        ("q one 2", "run:2: field 'docid': document 'one' is given twice for query 'q'"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path, line, message):
+    with pytest.raises(FormatError, match=message):
+        _read(tmp_path, f"q one 1\n{line}\n")
+
+
+@pytest.mark.parametrize("trec", [False, True])
+def test_a_written_run_reads_back_in_full_precision(tmp_path, trec):
+    run = {"q2": {"b": 0.1 + 0.2, "a": 1e-17}, "q1": {"x": -3.0}}
+    write_ranklist(tmp_path / "run", run, trec=trec)
+    assert read_ranklist(tmp_path / "run") == run
+
+
+def test_written_best_first_and_ties_as_trec_eval_breaks_them(tmp_path):
+    write_ranklist(tmp_path / "run", {"q": {"b": 1.0, "c": 2.0, "a": 1.0}})
+    assert (tmp_path / "run").read_text() == "q\tc\t2.0\nq\tb\t1.0\nq\ta\t1.0\n"
+    write_ranklist(tmp_path / "run", {"q": {"b": 1.0, "c": 2.0}}, trec=True)
+    assert (tmp_path / "run").read_text() == "q Q0 c 1 2.0 tevatron\nq Q0 b 2 1.0 tevatron\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            {"q 1": {"d": 1.0}},
+            "field 'query_id': an id cannot be empty or contain white space, got 'q 1'",
+        ),
+        ({"q": {"": 1.0}}, "field 'docid': an id cannot be empty"),
+        ({"q": {"d": float("nan")}}, "field 'score': score of query 'q', document 'd' is nan"),
+    ],
+)
+def test_what_would_not_read_back_is_refused(tmp_path, run, message):
+    with pytest.raises(FormatError, match=message):
+        write_ranklist(tmp_path / "run", run)
