@@ -95,6 +95,19 @@ def move(
     add_events(session, job, [NewEvent(EventType.STATE, data, now)])
 
 
+def take_back(session: Session, job: Job, *, message: str, max_attempts: int) -> JobState:
+    """Count the attempt as lost and queue the job again, or end it where that was one too many; return its state."""
+    job.lost_attempts += 1
+    if job.state is JobState.CANCELLING:
+        move(session, job, JobState.CANCELLED, message=message)
+    elif job.lost_attempts >= max_attempts:
+        limit = f"{job.lost_attempts} attempts are lost, the limit is {max_attempts}; the last: "
+        move(session, job, JobState.FAILED, reason=FailReason.WORKER_LOST, message=limit + message)
+    else:
+        move(session, job, JobState.QUEUED, message=message)
+    return job.state
+
+
 def add_events(session: Session, job: Job, events: Sequence[NewEvent]) -> None:
     """Append to the job's history."""
     if not events:

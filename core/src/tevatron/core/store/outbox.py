@@ -17,7 +17,7 @@ from tevatron.core.contracts.jobs import CLAIMED_STATES, FailReason, JobKind, Jo
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.claims import SPEC
 from tevatron.core.store.leases import lapsed_rows
-from tevatron.core.store.lifecycle import move
+from tevatron.core.store.lifecycle import move, take_back
 from tevatron.core.store.models import Job, JobDependency
 from tevatron.core.store.references import with_sources
 from tevatron.core.store.scorers import reap_scorers
@@ -123,17 +123,12 @@ def reap(session: Session, *, grace_s: float, max_attempts: int) -> Reaped:
     done = Reaped()
     for job in lapsed_rows(session, Job, states=CLAIMED_STATES, grace_s=grace_s):
         lost = f"attempt {job.attempt} was lost: nothing was heard of {job.holder}"
-        job.lost_attempts += 1
-        if job.state is JobState.CANCELLING:
-            move(session, job, JobState.CANCELLED, message=lost)
-            done.cancelled.append(job.id)
-        elif job.lost_attempts >= max_attempts:
-            message = f"{lost}; {job.lost_attempts} attempts are lost, the limit is {max_attempts}"
-            move(session, job, JobState.FAILED, reason=FailReason.WORKER_LOST, message=message)
-            done.failed.append(job.id)
-        else:
-            move(session, job, JobState.QUEUED, message=lost)
-            done.requeued.append(job.id)
+        state = take_back(session, job, message=lost, max_attempts=max_attempts)
+        {
+            JobState.CANCELLED: done.cancelled,
+            JobState.FAILED: done.failed,
+            JobState.QUEUED: done.requeued,
+        }[state].append(job.id)
     session.flush()
     done.scorers = reap_scorers(session, grace_s=grace_s, max_attempts=max_attempts)
     return done
