@@ -26,8 +26,8 @@ from tevatron.core.contracts.jobs import (
 )
 from tevatron.core.errors import ConflictError
 from tevatron.core.store.leases import LeaseLostError, claim_row, held_row, renew
-from tevatron.core.store.lifecycle import NewEvent, add_events, move, storable
-from tevatron.core.store.models import Job
+from tevatron.core.store.lifecycle import NewEvent, add_events, move, storable, take_back
+from tevatron.core.store.models import Job, JobEventRow
 
 AnyJob = TrainJob | ExportJob | EvalJob
 SPEC: TypeAdapter[AnyJob] = TypeAdapter(JobSpec)
@@ -111,18 +111,28 @@ def look(session: Session, claim: Claim) -> Beat:
     return Beat(cancel_requested=state == JobState.CANCELLING)
 
 
-def enter(session: Session, claim: Claim, phase: Phase) -> None:
-    """Begin a phase; the first one beyond the start makes the job `running`."""
+def append_events(
+    session: Session, claim: Claim, events: Sequence[NewEvent], *, in_doubt: bool = False
+) -> None:
+    """Append to the job's history; the first phase beyond the start makes the job `running`.
+
+    Args:
+        in_doubt: These were sent before and the answer was lost: do nothing if they are there.
+    """
     job = _held(session, claim)
-    if job.state is JobState.STARTING and phase not in STARTING_PHASES:
-        move(session, job, JobState.RUNNING)
-    job.phase = phase
-    add_events(session, job, [NewEvent(EventType.PHASE, {"phase": phase.value})])
-
-
-def append_events(session: Session, claim: Claim, events: Sequence[NewEvent]) -> None:
-    """Append to the job's history."""
-    add_events(session, _held(session, claim), events)
+    if in_doubt and _is_stored(session, job, events[0]):
+        return
+    batch: list[NewEvent] = []
+    for event in events:
+        if event.type is EventType.PHASE:
+            phase = Phase(str(event.data["phase"]))
+            if job.state is JobState.STARTING and phase not in STARTING_PHASES:
+                add_events(session, job, batch)
+                move(session, job, JobState.RUNNING)
+                batch = []
+            job.phase = phase
+        batch.append(event)
+    add_events(session, job, batch)
 
 
 def succeed(session: Session, claim: Claim, result: dict[str, JsonValue]) -> bool:
@@ -174,6 +184,13 @@ def release(session: Session, claim: Claim) -> None:
         move(session, job, JobState.QUEUED, message="released: its worker shuts down")
 
 
+def lose(session: Session, claim: Claim, *, message: str, max_attempts: int) -> None:
+    """Give the job back because what it ran was killed; the attempt counts as lost."""
+    job = _ending(session, claim, JobState.QUEUED)
+    if job is not None:
+        take_back(session, job, message=message, max_attempts=max_attempts)
+
+
 def _held(session: Session, claim: Claim) -> Job:
     return held_row(session, Job, claim.job_id, fence=claim.fence, states=CLAIMED_STATES)
 
@@ -182,3 +199,13 @@ def _ending(session: Session, claim: Claim, state: JobState) -> Job | None:
     """Return the held row, or nothing when this claim has brought it into `state` already."""
     job = held_row(session, Job, claim.job_id, fence=claim.fence, states=CLAIMED_STATES | {state})
     return job if job.state in CLAIMED_STATES else None
+
+
+def _is_stored(session: Session, job: Job, event: NewEvent) -> bool:
+    same = select(JobEventRow.seq).where(
+        JobEventRow.job_id == job.id,
+        JobEventRow.attempt == job.attempt,
+        JobEventRow.type == event.type,
+        JobEventRow.time == event.time,
+    )
+    return session.scalar(same.limit(1)) is not None

@@ -1,0 +1,123 @@
+"""Fixtures on the real parts: one Postgres and one Valkey for the whole run, an empty database for each test.
+
+Use from any test folder:
+- `sessions`, `engine`: a database of this test's own, built by the migrations (cloned from a template);
+  `database_url` is its URL, for child processes.
+- `broker_url`: the Valkey of the run, emptied for this test.
+- `settings`: both, data below `tmp_path`, and short times; `settings.model_copy(update={...})` for others.
+- `environment`: the same as `TEVATRON_*` variables for a child process; see `tests.support.processes`.
+Helpers are imported as `tests.support.<module>`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+from pydantic import SecretStr
+from sqlalchemy import Engine, make_url
+from sqlalchemy.engine import URL
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # so that `tests.support` is found under --import-mode=importlib
+
+from tests.support.processes import settings_environment  # noqa: E402
+
+from tevatron.core.cli.stack.postgres import EmbeddedPostgres  # noqa: E402
+from tevatron.core.cli.stack.valkey import EmbeddedValkey  # noqa: E402
+from tevatron.core.settings import Settings  # noqa: E402
+from tevatron.core.store.session import Sessions, make_engine, make_sessions, migrate  # noqa: E402
+
+TEMPLATE = "tevatron"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """Run a Postgres server for the session; its `tevatron` database is migrated and stays empty."""
+    with tempfile.TemporaryDirectory(prefix="tevatron-test-pg-") as folder:
+        server = EmbeddedPostgres(Path(folder), fsync=False)
+        url = server.start()
+        try:
+            migrate(url)
+            yield url
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """Run a Valkey server for the session; tests take `broker_url`."""
+    with tempfile.TemporaryDirectory(prefix="tevatron-test-valkey-") as folder:
+        server = EmbeddedValkey(Path(folder))
+        try:
+            yield server.start()
+        finally:
+            server.stop()
+
+
+def _execute(url: URL, statement: str) -> None:
+    with psycopg.connect(
+        url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False),
+        autocommit=True,
+    ) as connection:
+        connection.execute(statement)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """Make a database of the test's own, and drop it even while clients are connected."""
+    name = f"test_{next(_numbers)}"
+    server = make_url(postgres_url)
+    _execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+    yield server.set(database=name).render_as_string(hide_password=False)
+    _execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = make_engine(database_url, pool_size=10)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def sessions(engine: Engine) -> Sessions:
+    return make_sessions(engine)
+
+
+@pytest.fixture
+def broker_url(valkey_url: str) -> str:
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushall()
+    return valkey_url
+
+
+@pytest.fixture
+def settings(database_url: str, broker_url: str, tmp_path: Path) -> Settings:
+    """Both parts, and times that are short but not so short that a busy machine breaks them."""
+    return Settings(
+        home=tmp_path / "home",
+        data=tmp_path / "data",
+        database_url=SecretStr(database_url),
+        broker_url=SecretStr(broker_url),
+        lease_s=4.0,
+        heartbeat_s=0.5,
+        poll_s=0.1,
+        kill_grace_s=0.5,
+        stop_grace_s=5.0,
+        republish_s=1.0,
+        max_attempts=3,
+    )
+
+
+@pytest.fixture
+def environment(settings: Settings) -> dict[str, str]:
+    return {**os.environ, **settings_environment(settings)}
