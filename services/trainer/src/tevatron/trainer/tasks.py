@@ -1,0 +1,158 @@
+"""What a claimed train or export job does: look for mistakes, launch, watch, publish.
+
+The order makes a retry cheap: an attempt that finds the whole export of an earlier one only publishes it. Never
+imports torch: the ranks do, in processes of their own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tevatron.core.contracts.jobs import ExportJob, FailReason, Phase, TrainJob
+from tevatron.core.contracts.run import ExportRun, TrainRun
+from tevatron.core.errors import ConfigError, JobError
+from tevatron.core.settings import Settings
+from tevatron.core.store.models import Model
+from tevatron.core.store.registered import DatasetRepository, ModelRepository
+from tevatron.core.worker.runner import Finished, JobContext
+from tevatron.trainer.checks import check_dataset, check_model
+from tevatron.trainer.launchers import Launch, Launcher
+from tevatron.trainer.publish import has_output, publish
+from tevatron.trainer.run_folder import RunFolder
+from tevatron.trainer.watch import EventTail, watch
+
+TRAIN_MODULE = "tevatron.reranker.driver.train"
+EXPORT_MODULE = "tevatron.trainer.program.export"
+RUNS = "runs"
+"""Folder of the run folders below TEVATRON_DATA."""
+
+
+class Tasks:
+    """The trainer's handlers, with the launcher that they use."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        train_module: str = TRAIN_MODULE,
+        export_module: str = EXPORT_MODULE,
+    ) -> None:
+        self._launcher = launcher
+        self._train_module = train_module
+        self._export_module = export_module
+
+    def train(self, ctx: JobContext, spec: TrainJob) -> Finished:
+        """Train and publish one checkpoint."""
+        run = run_folder(ctx.settings, ctx.claim.job_id)
+        self._launcher.clear(ctx.claim.job_id)
+        if not has_output(ctx.settings, run, ctx.claim.job_id):
+            ctx.phase(Phase.PREPARING)
+            self._check_launch(spec)
+            config = _train_run(ctx, spec, run)
+            self._launch(
+                ctx, run, config, module=self._train_module, num_processes=spec.num_processes
+            )
+        return publish(ctx, run)
+
+    def export(self, ctx: JobContext, spec: ExportJob) -> Finished:
+        """Publish another checkpoint from a saved state."""
+        run = run_folder(ctx.settings, ctx.claim.job_id)
+        self._launcher.clear(ctx.claim.job_id)
+        if not has_output(ctx.settings, run, ctx.claim.job_id):
+            ctx.phase(Phase.PREPARING)
+            config = _export_run(ctx, spec, run)
+            self._launch(ctx, run, config, module=self._export_module, num_processes=1)
+        return publish(ctx, run)
+
+    def _check_launch(self, spec: TrainJob) -> None:
+        try:
+            if spec.backend != "hf":
+                raise ConfigError(
+                    f"backend '{spec.backend}': this worker has only the backend 'hf'"
+                )
+            self._launcher.check(num_processes=spec.num_processes)
+        except ConfigError as error:
+            raise _config_error(str(error)) from error
+
+    def _launch(
+        self, ctx: JobContext, run: RunFolder, config: BaseModel, *, module: str, num_processes: int
+    ) -> None:
+        ctx.check()
+        run.prepare(config)
+        # Before the start, so that nothing that the ranks write is missed.
+        tail = EventTail(run.events)
+        claim = ctx.claim
+        handle = self._launcher.start(
+            Launch(
+                module=module,
+                config_path=run.config,
+                run_folder=run.path,
+                log_path=run.log(claim.attempt),
+                marker=f"{claim.job_id}:{claim.attempt}",
+                num_processes=num_processes,
+            )
+        )
+        watch(ctx, handle, tail, run=run)
+
+
+def run_folder(settings: Settings, job_id: str) -> RunFolder:
+    """Return the folder in which this job's programs run."""
+    return RunFolder(settings.data / RUNS / job_id)
+
+
+def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
+    with ctx.sessions.begin() as session:
+        model = ModelRepository(session).by_id(spec.model)
+        dataset = DatasetRepository(session).by_id(spec.dataset)
+    if dataset.path is None:
+        raise _config_error(f"dataset '{dataset.name}' has no file: it was registered by a hub id")
+    model_path = _model_folder(ctx.settings, model)
+    dataset_path = ctx.settings.data / dataset.path
+    check_model(model_path)
+    check_dataset(dataset_path, look=ctx.check)
+    return TrainRun(
+        model_name_or_path=str(model_path),
+        dataset_path=str(dataset_path),
+        output_dir=run.path,
+        base_model=model.hub_id or model.name,
+        arguments=spec.arguments,
+    )
+
+
+def _export_run(ctx: JobContext, spec: ExportJob, run: RunFolder) -> ExportRun:
+    train = run_folder(ctx.settings, str(spec.train))
+    steps = train.saved_steps()
+    if not steps:
+        raise _config_error(f"train job '{spec.train}' has no saved state to export")
+    if spec.step is not None and spec.step not in steps:
+        raise _config_error(
+            f"step: train job '{spec.train}' has the saved steps {', '.join(map(str, steps))}, got {spec.step}"
+        )
+    return ExportRun(
+        run_dir=train.path,
+        output_dir=run.path,
+        step=spec.step,
+        dtype=spec.dtype,
+        form=spec.form,
+    )
+
+
+def _model_folder(settings: Settings, model: Model) -> Path:
+    if model.path is not None:
+        return settings.data / model.path
+    # Heavy, and of no use where models are folders.
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            str(model.hub_id),
+            revision=model.hub_revision,
+            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
+        )
+    )
+
+
+def _config_error(message: str) -> JobError:
+    return JobError(message, reason=FailReason.CONFIG_ERROR, phase=Phase.PREPARING)

@@ -1,0 +1,227 @@
+"""Watches one attempt: stores what the ranks write, answers stop requests, and judges how it ended.
+
+Owns the reading of `events.jsonl` and the way from an attempt's end to an outcome. Knows the launcher only as a
+handle, and the database only through the job's context. No process of the attempt is left when `watch` returns or
+raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from tevatron.core.contracts.jobs import FailReason, Phase
+from tevatron.core.contracts.run import RunEvent, RunEventType
+from tevatron.core.errors import JobError
+from tevatron.core.worker.runner import AttemptLostError, JobContext, StopReason
+from tevatron.trainer.launchers import Exit, Handle
+from tevatron.trainer.run_folder import RunFolder
+
+_POLL_S = 0.1
+_READ_BYTES = 2**20
+_LOG_TAIL_BYTES = 4096
+_LOG_TAIL_LINES = 20
+_SIBLINGS_FAIL_WITH = frozenset(
+    {FailReason.PROGRAM_FAILED, FailReason.INTERNAL_ERROR, FailReason.WORKER_LOST}
+)
+"""What a rank may report that only lost its sibling; any other reason is the rank's own finding."""
+
+_log = logging.getLogger(__name__)
+
+
+class EventTail:
+    """New whole lines of an events file, from its size at the start on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> tuple[list[RunEvent], list[str]]:
+        """Return the new events, and the lines that are none."""
+        events: list[RunEvent] = []
+        broken: list[str] = []
+        if not self._path.exists():
+            return events, broken
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while chunk := file.read(_READ_BYTES):
+                # A line without its end is still being written.
+                lines, separator, rest = chunk.rpartition(b"\n")
+                if not separator:
+                    break
+                self._offset += len(lines) + 1
+                for line in lines.split(b"\n"):
+                    self._parse(line, events, broken)
+                file.seek(-len(rest), 1)
+        return events, broken
+
+    @staticmethod
+    def _parse(line: bytes, events: list[RunEvent], broken: list[str]) -> None:
+        if not line.strip():
+            return
+        try:
+            events.append(RunEvent.model_validate_json(line))
+        except ValidationError:
+            broken.append(line[:200].decode("utf-8", errors="replace"))
+
+
+class _Failed(BaseModel):
+    """data of a `failed` event."""
+
+    reason: FailReason
+    phase: Phase | None = None
+    message: str
+
+
+class _Progress(BaseModel):
+    """data of a `progress` event."""
+
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(slots=True)
+class Seen:
+    """What an attempt has said so far that decides its outcome."""
+
+    exported: bool = False
+    stopped: bool = False
+    failed: _Failed | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether only the end of the processes is left."""
+        return self.exported or self.stopped or self.failed is not None
+
+
+def watch(ctx: JobContext, handle: Handle, tail: EventTail, *, run: RunFolder) -> None:
+    """Follow the attempt to its end and return when its export is whole.
+
+    Raises:
+        JobError: It failed, with the reason that it gave.
+        AttemptLostError: It was killed; another attempt may do better.
+        Stopped: It was stopped, for `ctx.stop_reason`.
+    """
+    seen = Seen()
+    try:
+        ended = _follow(ctx, handle, tail, seen, run=run)
+    finally:
+        handle.end(grace_s=0)
+    _judge(ended, seen, log_path=run.log(ctx.claim.attempt))
+
+
+def _follow(
+    ctx: JobContext, handle: Handle, tail: EventTail, seen: Seen, *, run: RunFolder
+) -> Exit:
+    over_at: float | None = None
+    while True:
+        # Asked before the read: nothing is written after the end, so the read after it is the last one.
+        ended = handle.poll()
+        _read(ctx, tail, seen)
+        if ctx.stop_reason is not None:
+            _stop(ctx, handle, run=run)
+            _read(ctx, tail, seen)
+            ctx.check()
+        if ended is not None:
+            return ended
+        if seen.is_over and over_at is None:
+            over_at = time.monotonic()
+        if over_at is not None and time.monotonic() - over_at > ctx.settings.stop_grace_s:
+            # It has said its last word and hangs; that we end it says nothing about the cause.
+            handle.end(grace_s=ctx.settings.kill_grace_s)
+            return Exit(status=1, killed=False)
+        time.sleep(_POLL_S)
+
+
+def _stop(ctx: JobContext, handle: Handle, *, run: RunFolder) -> None:
+    if not _is_cancelled(ctx):
+        _let_save(ctx, handle)
+    # A cancel may have come while the state was saved.
+    if _is_cancelled(ctx):
+        run.cancel.touch()
+        handle.end(grace_s=ctx.settings.kill_grace_s)
+        run.remove_half_done()
+    else:
+        handle.end(grace_s=0)
+
+
+def _let_save(ctx: JobContext, handle: Handle) -> None:
+    """Ask the ranks to save their state, and wait for it as long as it may take."""
+    settings = ctx.settings
+    grace_s = settings.stop_grace_s
+    if ctx.stop_reason is StopReason.LEASE_LOST:
+        # The reaper waits `kill_grace_s` after the lease; then another attempt may write into this folder.
+        grace_s = max(0.0, min(settings.kill_grace_s, ctx.lease_left_s + settings.kill_grace_s))
+    deadline = time.monotonic() + grace_s
+    handle.ask_to_stop()
+    while handle.poll() is None and time.monotonic() < deadline and not _is_cancelled(ctx):
+        time.sleep(_POLL_S)
+
+
+def _is_cancelled(ctx: JobContext) -> bool:
+    return ctx.stop_reason is StopReason.CANCELLED
+
+
+def _read(ctx: JobContext, tail: EventTail, seen: Seen) -> None:
+    events, broken = tail.read()
+    for line in broken:
+        _log.warning("a line of the events file is not an event: %s", line)
+    for event in events:
+        if event.type is RunEventType.EXPORTED:
+            seen.exported = True
+        elif event.type is RunEventType.STOPPED:
+            seen.stopped = True
+        elif event.type is RunEventType.FAILED:
+            seen.failed = seen.failed or _Failed.model_validate(event.data)
+        _report(ctx, event)
+
+
+def _report(ctx: JobContext, event: RunEvent) -> None:
+    if event.type is RunEventType.PHASE:
+        ctx.phase(Phase(str(event.data["phase"])))
+    elif event.type is RunEventType.PROGRESS:
+        progress = _Progress.model_validate(event.data)
+        ctx.progress(progress.done, progress.total, progress.unit)
+    elif event.type is RunEventType.METRICS:
+        ctx.metrics(event.data)
+    elif event.type is RunEventType.LOG:
+        ctx.log(str(event.data.get("level", "info")), str(event.data.get("message", "")))
+    elif event.type is RunEventType.STATE_SAVED:
+        ctx.log("info", f"saved the training state of step {event.data.get('step')}")
+    elif event.type is RunEventType.STOPPED:
+        ctx.log("info", f"the training program stopped; saved step: {event.data.get('step')}")
+
+
+def _judge(ended: Exit, seen: Seen, *, log_path: Path) -> None:
+    """Raise unless the export is whole.
+
+    The first cause counts: a rank whose sibling was killed fails too, and may well be the one that reports.
+    """
+    failed = seen.failed
+    if failed is not None and not (ended.killed and failed.reason in _SIBLINGS_FAIL_WITH):
+        raise JobError(failed.message, reason=failed.reason, phase=failed.phase)
+    if failed is None and seen.exported:
+        return
+    how = f"the training program ended with status {ended.status}"
+    if ended.killed or seen.stopped:
+        raise AttemptLostError(f"{how}, killed from outside; its log ends:\n{log_tail(log_path)}")
+    raise JobError(
+        f"{how} without a word; its log ends:\n{log_tail(log_path)}",
+        reason=FailReason.PROGRAM_FAILED,
+    )
+
+
+def log_tail(path: Path) -> str:
+    """Return the last lines of a log."""
+    if not path.exists():
+        return "(there is no log)"
+    with path.open("rb") as log:
+        size = log.seek(0, 2)
+        log.seek(max(0, size - _LOG_TAIL_BYTES))
+        text = log.read().decode("utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:]) or "(it is empty)"
