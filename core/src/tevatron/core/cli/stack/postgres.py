@@ -141,7 +141,7 @@ class EmbeddedPostgres:
         socket_dir = self._make_socket_folder()
         (self._data / "postgresql.conf").write_text(
             f"{_CONFIG}unix_socket_directories = '{socket_dir}'\nfsync = {'on' if self._fsync else 'off'}\n"
-            f"synchronous_commit = {'on' if self._fsync else 'off'}\nfull_page_writes = {'on' if self._fsync else 'off'}\n",
+            f"full_page_writes = {'on' if self._fsync else 'off'}\n",
             encoding="utf-8",
         )
         argv = [str(self._bin / "postgres"), "-D", str(self._data)]
