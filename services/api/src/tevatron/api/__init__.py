@@ -1,0 +1,1 @@
+"""REST, events, dispatcher and reaper. Knows Postgres and the broker, never torch."""

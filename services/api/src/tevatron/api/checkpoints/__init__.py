@@ -1,0 +1,1 @@
+"""Checkpoints: what jobs have published."""

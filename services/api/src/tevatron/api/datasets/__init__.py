@@ -1,0 +1,1 @@
+"""Datasets: registration, upload, validation."""

@@ -1,0 +1,1 @@
+"""Jobs: submission, lists, events, log."""

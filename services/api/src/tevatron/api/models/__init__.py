@@ -1,0 +1,1 @@
+"""Base models: registration with checks."""

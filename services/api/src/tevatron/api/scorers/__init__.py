@@ -1,0 +1,1 @@
+"""Scorers as a desired state."""

@@ -1,0 +1,116 @@
+"""POST, GET and DELETE /v1/scorers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sqlalchemy.orm import Session
+
+from tevatron.api.body import CheckedRoute
+from tevatron.api.context import Context, CurrentContext, CurrentPage, CurrentSession, ResourceRef
+from tevatron.api.pages import page_resource
+from tevatron.api.problems import responses
+from tevatron.api.scorers.allowed import check_allowed
+from tevatron.api.security import Caller, CurrentCaller
+from tevatron.core.contracts.resources import Page, ScorerRequest, ScorerResource
+from tevatron.core.errors import ForbiddenError
+from tevatron.core.store.checkpoints import CheckpointRepository
+from tevatron.core.store.models import Scorer
+from tevatron.core.store.registered import ModelRepository
+from tevatron.core.store.scorers import (
+    ScorerRepository,
+    ScorerTarget,
+    release_scorer,
+    request_scorer,
+)
+
+router = APIRouter(tags=["scorers"], route_class=CheckedRoute)
+
+
+@router.post(
+    "/v1/scorers",
+    status_code=202,
+    operation_id="request_scorer",
+    responses=responses(404, 409, 413, 415),
+)
+def post_scorer(
+    body: ScorerRequest,
+    caller: CurrentCaller,
+    context: CurrentContext,
+    session: CurrentSession,
+    response: Response,
+) -> ScorerResource:
+    """Ask for a scorer: a host takes it as soon as one is free. An administrator registers an outside one by url."""
+    repository = ScorerRepository(session)
+    if body.url is not None:
+        row = _register(body, body.url, caller, context, repository)
+    else:
+        row = repository.by_id(_request(body, caller, context, session))
+    session.refresh(row)
+    response.headers["Location"] = f"/v1/scorers/{row.id}"
+    return ScorerResource.model_validate(row)
+
+
+@router.get("/v1/scorers", operation_id="list_scorers", responses=responses())
+def list_scorers(
+    caller: CurrentCaller, session: CurrentSession, bounds: CurrentPage
+) -> Page[ScorerResource]:
+    """List scorers, newest first; outside ones are everybody's."""
+    page = ScorerRepository(session).list_page(
+        key_id=caller.scope, cursor=bounds.after, limit=bounds.limit
+    )
+    return page_resource(page, ScorerResource.model_validate)
+
+
+@router.get("/v1/scorers/{ref}", operation_id="get_scorer", responses=responses(404))
+def get_scorer(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> ScorerResource:
+    """Return a scorer."""
+    return ScorerResource.model_validate(ScorerRepository(session).get(ref, key_id=caller.scope))
+
+
+@router.delete(
+    "/v1/scorers/{ref}",
+    status_code=202,
+    operation_id="release_scorer",
+    responses=responses(404, 413, 415),
+)
+def delete_scorer(
+    ref: ResourceRef, caller: CurrentCaller, session: CurrentSession
+) -> ScorerResource:
+    """Let a scorer go: its host stops it. Repeating it does no harm."""
+    row = ScorerRepository(session).get(ref, key_id=caller.scope)
+    if row.external and not caller.is_admin:
+        raise ForbiddenError(f"scorer '{ref}' is an outside one; only an administrator lets it go")
+    release_scorer(session, row.id)
+    return ScorerResource.model_validate(row)
+
+
+def _register(
+    body: ScorerRequest, url: str, caller: Caller, context: Context, repository: ScorerRepository
+) -> Scorer:
+    if not caller.is_admin:
+        raise ForbiddenError("url: only an administrator registers an outside scorer")
+    check_allowed(url, context.settings.scorer_allow)
+    return repository.register_external(
+        url, key_id=caller.key_id, name=body.name, token=body.token, engine=body.engine
+    )
+
+
+def _request(body: ScorerRequest, caller: Caller, context: Context, session: Session) -> str:
+    target = ScorerTarget(
+        checkpoint_id=(
+            CheckpointRepository(session).get(body.checkpoint, key_id=caller.scope).id
+            if body.checkpoint is not None
+            else None
+        ),
+        model_id=(
+            ModelRepository(session).get(body.model, key_id=caller.scope).id
+            if body.model is not None
+            else None
+        ),
+        engine=body.engine,
+        dtype=body.dtype,
+        prompt_template=body.prompt_template,
+        max_length=body.max_length,
+    )
+    ttl_s = body.ttl_s if body.ttl_s is not None else context.settings.scorer_idle_ttl_s
+    return request_scorer(session, target, key_id=caller.key_id, name=body.name, ttl_s=ttl_s)
