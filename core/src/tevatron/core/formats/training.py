@@ -41,8 +41,14 @@ class TrainingRow(NamedTuple):
 
 def read_training(path: Path | str) -> Iterator[TrainingRow]:
     """Yield the rows of a training file; the first that is broken is a `FormatError`."""
+    for _, row in read_numbered(path):
+        yield row
+
+
+def read_numbered(path: Path | str) -> Iterator[tuple[int, TrainingRow]]:
+    """Yield the rows with their line numbers, for whoever checks more of them than their form."""
     for record in read_json_lines(path):
-        yield _row(record)
+        yield record.line, _row(record)
 
 
 def _row(record: Record) -> TrainingRow:
