@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic import command
@@ -80,20 +80,8 @@ def test_downgrade_leaves_nothing_and_upgrade_comes_back(engine):
 
 
 def test_services_that_start_at_once_migrate_one_after_the_other(empty_url, empty_engine):
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            migrate(empty_url)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(migrate, [empty_url] * 4))
     check_schema(empty_engine)
 
 

@@ -21,6 +21,7 @@ from tevatron.core.contracts.jobs import (
     job_sources,
 )
 from tevatron.core.errors import ConfigError, unknown_name
+from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.claims import AnyJob
 from tevatron.core.store.models import DatasetKind, Job
@@ -79,6 +80,7 @@ class References:
             raise ConfigError(
                 f"backend '{spec.backend}': this build has no such backend yet; use 'hf'"
             )
+        get_template(spec.arguments.prompt_template)
         model = self._models.get(spec.model, key_id=self._key_id)
         dataset = self._dataset(spec.dataset, DatasetKind.TRAINING)
         return spec.model_copy(update={"model": model.id, "dataset": dataset})
@@ -134,6 +136,8 @@ def _check_rerank(rerank: Rerank) -> None:
         )
     if rerank.model is not None and rerank.prompt_template is None:
         raise ConfigError("rerank: a model without a contract needs prompt_template")
+    if rerank.prompt_template is not None:
+        get_template(rerank.prompt_template)
     if rerank.model is None:
         for name in ("prompt_template", "max_length"):
             if getattr(rerank, name) is not None:
