@@ -72,6 +72,10 @@ class Settings(BaseModel):
     """Base URL under which others reach a scorer that this host starts; its port is filled in."""
     scorer_start_s: float = 600.0
     """How long a scorer may take from claim to ready."""
+    scorer_slots: int = 2
+    """Scorers that one host serves at a time on a CPU; with GPUs it serves one on each."""
+    scorer_token: SecretStr | None = None
+    """Bearer token that a scorer's server asks for; a host makes one for each scorer it starts."""
     scorer_idle_ttl_s: float = 300.0
     """How long a scorer that no job uses stays up, unless its row says otherwise."""
 
