@@ -57,7 +57,7 @@ def show(job: JobId, json: Json = False) -> None:
         return
     output.print_jobs([found])
     output.print_json(
-        {"spec": found.spec.model_dump(mode="json", exclude_unset=True), "result": found.result}
+        {"spec": found.spec, "result": found.result}
     )
 
 

@@ -19,7 +19,11 @@ MAX_LOG_BYTES = 20 * 2**20
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _LEVEL_COLOURS = {"warning": 33, "error": 31, "critical": 31}
-_SHOWN_BEFORE = frozenset({"time", "level", "service", "logger", "message", "exception"})
+_SHOWN_BEFORE = frozenset(
+    {"time", "level", "service", "logger", "message", "exception", "color_message"}
+)
+_QUIET_LOGGERS = frozenset({"alembic.runtime.migration"})
+"""Loggers whose notes go to the file alone."""
 
 
 class Console:
@@ -81,7 +85,7 @@ class Console:
 
 
 def render(line: str) -> tuple[str, str]:
-    """Shorten a service's line for people; returns the text and the level."""
+    """Shorten a service's line for people; returns the text (empty for nothing to show) and the level."""
     if not line.startswith("{"):
         return line, "info"
     try:
@@ -89,6 +93,8 @@ def render(line: str) -> tuple[str, str]:
     except json.JSONDecodeError:
         return line, "info"
     level = str(entry.get("level", "info"))
+    if level == "info" and entry.get("logger") in _QUIET_LOGGERS:
+        return "", level
     extra = " ".join(f"{key}={value}" for key, value in entry.items() if key not in _SHOWN_BEFORE)
     prefix = "" if level == "info" else f"{level}: "
     text = f"{prefix}{entry.get('message', '')}{'  ' + extra if extra else ''}"

@@ -61,6 +61,7 @@ timezone = 'UTC'
 log_timezone = 'UTC'
 datestyle = 'iso, mdy'
 log_checkpoints = off
+log_line_prefix = ''
 """
 
 

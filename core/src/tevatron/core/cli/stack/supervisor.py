@@ -223,6 +223,8 @@ class Supervisor:
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            # Celery's remark about root, which a laptop's container often is.
+            "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
             **{f"TEVATRON_{key}": text for key, text in ours.items()},
         }
 

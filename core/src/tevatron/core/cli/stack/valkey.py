@@ -123,7 +123,7 @@ class EmbeddedValkey:
         return (
             f"bind {HOST}\nport {self._port}\nprotected-mode yes\nrequirepass {self._password}\n"
             'save ""\nappendonly no\nmaxmemory 256mb\nmaxmemory-policy noeviction\n'
-            "tcp-keepalive 30\ndaemonize no\nset-proc-title no\n"
+            "tcp-keepalive 30\nloglevel warning\ndaemonize no\nset-proc-title no\n"
         )
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
