@@ -56,9 +56,7 @@ def show(job: JobId, json: Json = False) -> None:
         output.print_json(found.model_dump(mode="json"))
         return
     output.print_jobs([found])
-    output.print_json(
-        {"spec": found.spec, "result": found.result}
-    )
+    output.print_json({"spec": found.spec, "result": found.result})
 
 
 def logs(

@@ -11,6 +11,7 @@ import typer
 from pydantic import BaseModel, JsonValue
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tevatron.core.contracts.jobs import JobState
 from tevatron.core.contracts.resources import EvaluationResource, JobResource
@@ -53,6 +54,11 @@ def table(*columns: str) -> Table:
     return made
 
 
+def _add(made: Table, *cells: str | Text) -> None:
+    """Add a row; a user's text is never read as markup."""
+    made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
 def print_rows(rows: Sequence[Mapping[str, str]], *columns: str) -> None:
     """Write rows as a table; says so where there is none."""
     if not rows:
@@ -60,7 +66,7 @@ def print_rows(rows: Sequence[Mapping[str, str]], *columns: str) -> None:
         return
     made = table(*columns)
     for row in rows:
-        made.add_row(*(row[column] for column in columns))
+        _add(made, *(row[column] for column in columns))
     print_table(made)
 
 
@@ -68,10 +74,17 @@ def print_jobs(jobs: Sequence[JobResource]) -> None:
     """Write one line for each job."""
     made = table("job", "kind", "name", "state", "attempt", "took", "result")
     for job in jobs:
-        style = STATE_STYLES.get(job.state, "")
-        state = f"[{style}]{job.state}[/{style}]" if style else str(job.state)
-        name = job.name or "-"
-        made.add_row(job.id, job.kind, name, state, str(job.attempt), _took(job), outcome(job))
+        state = Text(job.state, style=STATE_STYLES.get(job.state, ""))
+        _add(
+            made,
+            job.id,
+            job.kind,
+            job.name or "-",
+            state,
+            str(job.attempt),
+            _took(job),
+            outcome(job),
+        )
     print_table(made)
 
 
@@ -116,14 +129,14 @@ def print_evaluations(
     for (dataset_id, split), entries in groups.items():
         shown = list(metrics or dict.fromkeys(name for entry in entries for name in entry.metrics))
         made = table("system", *shown)
-        made.title = (
+        made.title = Text(
             f"{names.get(dataset_id, dataset_id)} ({split}, {entries[0].num_queries} queries)"
         )
         made.title_justify = "left"
         for entry in entries:
             base = _first_stage_of(entry, entries)
             cells = [_cell(name, entry, base) for name in shown]
-            made.add_row(system_name(entry, names=names), *cells)
+            _add(made, system_name(entry, names=names), *cells)
         print_table(made)
 
 
