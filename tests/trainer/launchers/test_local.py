@@ -16,7 +16,13 @@ from tevatron.core.ids import new_id
 from tevatron.core.process import end_processes, parent_pid, processes_with_marker
 from tevatron.core.settings import Settings
 from tevatron.trainer.launchers import LAUNCHERS, Exit, Handle, Launch, LauncherName, get_launcher
-from tevatron.trainer.launchers.local import LocalLauncher, rank_was_killed, without_secrets
+from tevatron.trainer.launchers.local import (
+    LocalLauncher,
+    program_tail,
+    rank_ends,
+    was_killed,
+    without_secrets,
+)
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -66,7 +72,8 @@ def test_two_ranks_run_to_their_end_and_leave_their_output_in_the_log(
 ) -> None:
     (tmp_path / "source").mkdir()
     handle, launch = start(num_processes=2, export=str(tmp_path / "source"))
-    assert wait_for_exit(handle) == Exit(status=0, killed=False)
+    ended = wait_for_exit(handle)
+    assert (ended.status, ended.killed) == (0, False)
     handle.end(grace_s=0)
     log = launch.log_path.read_text()
     assert "stand-in rank 0 of 2 runs" in log
@@ -81,6 +88,7 @@ def test_a_killed_rank_is_told_from_a_failing_one_although_its_sibling_fails_too
     handle, launch = start(num_processes=2, step_s=0.2, steps=500, at_step={"2": "kill"}, ranks=[1])
     ended = wait_for_exit(handle)
     assert (ended.status, ended.killed) == (1, True)
+    assert "rank 1 was killed by SIGKILL" in ended.message
     handle.end(grace_s=0)
     assert processes_with_marker(launch.marker) == []
 
@@ -89,6 +97,8 @@ def test_a_rank_that_raises_was_not_killed(start: Start) -> None:
     handle, _ = start(num_processes=2, step_s=0.1, at_step={"2": "raise"}, ranks=[0], steps=500)
     ended = wait_for_exit(handle)
     assert (ended.status, ended.killed) == (1, False)
+    assert ended.message.startswith("rank 0 ended with status 1")
+    assert ended.message.endswith("RuntimeError: the stand-in was told to raise")
     handle.end(grace_s=0)
 
 
@@ -98,7 +108,9 @@ def test_killed_torchrun_takes_its_ranks_along(start: Start) -> None:
     marked = processes_with_marker(launch.marker)
     [torchrun] = [pid for pid in marked if parent_pid(pid) not in marked]
     os.kill(torchrun, signal.SIGKILL)
-    assert wait_for_exit(handle) == Exit(status=-9, killed=True)
+    ended = wait_for_exit(handle)
+    assert (ended.status, ended.killed) == (-9, True)
+    assert ended.message.startswith("torchrun was killed by SIGKILL; the log ends:\n")
     wait_until(lambda: processes_with_marker(launch.marker) == [], timeout_s=5)
     handle.end(grace_s=0)
 
@@ -108,7 +120,8 @@ def test_asked_to_stop_the_ranks_save_and_end_well(start: Start, tmp_path: Path)
     events = tmp_path / "events.jsonl"
     wait_until(lambda: events.exists() and '"step": 3' in events.read_text())
     handle.ask_to_stop()
-    assert wait_for_exit(handle) == Exit(status=0, killed=False)
+    ended = wait_for_exit(handle)
+    assert (ended.status, ended.killed) == (0, False)
     handle.end(grace_s=0)
     assert json.loads(events.read_text().splitlines()[-1])["type"] == "stopped"
     assert len(list((tmp_path / "states").iterdir())) == 1
@@ -221,11 +234,22 @@ def test_first_cause_is_read_from_torchruns_report(
     report = REPORT.format(
         first=first, first_code=first_code, second=second, second_code=second_code
     )
-    assert rank_was_killed(report) is killed
+    ends = rank_ends(report)
+    assert [end.code for end in ends] == [first_code, second_code]
+    assert was_killed(ends) is killed
 
 
-def test_a_log_without_a_report_shows_no_killed_rank() -> None:
-    assert rank_was_killed("Traceback ...\nModuleNotFoundError: No module named 'x'\n") is False
+def test_a_log_without_a_report_shows_no_failed_rank() -> None:
+    assert rank_ends("Traceback ...\nModuleNotFoundError: No module named 'x'\n") == []
+    assert was_killed([]) is False
+
+
+def test_the_tail_is_the_programs_own_and_short() -> None:
+    lines = [f"line {number}" for number in range(100)]
+    agent = "E1129 19:52:43.404 17 torch/distributed/elastic/multiprocessing/api.py:986] failed"
+    assert program_tail("\n".join([*lines, agent, "Traceback"])).splitlines() == lines[80:]
+    assert program_tail("x" * 9000) == "x" * 4000
+    assert program_tail("") == "(it is empty)"
 
 
 def test_registry_has_every_name_and_refuses_others() -> None:

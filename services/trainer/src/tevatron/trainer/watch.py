@@ -23,8 +23,6 @@ from tevatron.trainer.run_folder import RunFolder
 
 _POLL_S = 0.1
 _READ_BYTES = 2**20
-_LOG_TAIL_BYTES = 4096
-_LOG_TAIL_LINES = 20
 _SIBLINGS_FAIL_WITH = frozenset(
     {FailReason.PROGRAM_FAILED, FailReason.INTERNAL_ERROR, FailReason.WORKER_LOST}
 )
@@ -112,7 +110,7 @@ def watch(ctx: JobContext, handle: Handle, tail: EventTail, *, run: RunFolder) -
         ended = _follow(ctx, handle, tail, seen, run=run)
     finally:
         handle.end(grace_s=0)
-    _judge(ended, seen, log_path=run.log(ctx.claim.attempt))
+    _judge(ended, seen)
 
 
 def _follow(
@@ -134,7 +132,7 @@ def _follow(
         if over_at is not None and time.monotonic() - over_at > ctx.settings.stop_grace_s:
             # It has said its last word and hangs; that we end it says nothing about the cause.
             handle.end(grace_s=ctx.settings.kill_grace_s)
-            return Exit(status=1, killed=False)
+            return Exit(status=1, killed=False, message="it hung after its last event")
         time.sleep(_POLL_S)
 
 
@@ -197,7 +195,7 @@ def _report(ctx: JobContext, event: RunEvent) -> None:
         ctx.log("info", f"the training program stopped; saved step: {event.data.get('step')}")
 
 
-def _judge(ended: Exit, seen: Seen, *, log_path: Path) -> None:
+def _judge(ended: Exit, seen: Seen) -> None:
     """Raise unless the export is whole.
 
     The first cause counts: a rank whose sibling was killed fails too, and may well be the one that reports.
@@ -207,21 +205,9 @@ def _judge(ended: Exit, seen: Seen, *, log_path: Path) -> None:
         raise JobError(failed.message, reason=failed.reason, phase=failed.phase)
     if failed is None and seen.exported:
         return
-    how = f"the training program ended with status {ended.status}"
     if ended.killed or seen.stopped:
-        raise AttemptLostError(f"{how}, killed from outside; its log ends:\n{log_tail(log_path)}")
+        raise AttemptLostError(f"the training program was ended from outside: {ended.message}")
     raise JobError(
-        f"{how} without a word; its log ends:\n{log_tail(log_path)}",
+        f"the training program ended without a word: {ended.message}",
         reason=FailReason.PROGRAM_FAILED,
     )
-
-
-def log_tail(path: Path) -> str:
-    """Return the last lines of a log."""
-    if not path.exists():
-        return "(there is no log)"
-    with path.open("rb") as log:
-        size = log.seek(0, 2)
-        log.seek(max(0, size - _LOG_TAIL_BYTES))
-        text = log.read().decode("utf-8", errors="replace")
-    return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:]) or "(it is empty)"

@@ -34,6 +34,8 @@ class Exit:
     """Exit status of the launched process; negative for a signal."""
     killed: bool
     """Whether a signal from outside (kill -9, the out-of-memory killer, a crash) ended it or a rank first."""
+    message: str
+    """Which rank ended how, and the last lines that the program itself wrote."""
 
 
 class Handle(Protocol):

@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tevatron.core.errors import ConfigError
 from tevatron.core.process import (
@@ -36,12 +37,17 @@ _SAME_FAILURE_S = 10.0
 """A rank that a signal ended within this time of the first failure was not ended by torchrun itself, which sends
 SIGKILL only after its shutdown timeout."""
 _SHUTDOWN_MARGIN_S = 15
+_AGENT_LINE = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic/.*$", re.MULTILINE)
+"""torchrun speaks of a rank's end; from here on the log is its own report and traceback."""
 _RANK_REPORT = re.compile(
     r"^\s*time\s+: (?P<time>\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)\s*\n"
-    r"(?:.*\n){0,3}?"
+    r"(?:.*\n)?"
+    r"^\s*rank\s+: (?P<rank>\d+) .*\n"
     r"^\s*exitcode\s+: (?P<code>-?\d+) \(pid: ",
     re.MULTILINE,
 )
+_TAIL_LINES = 20
+_TAIL_CHARACTERS = 4000
 _SECRET_NAME = re.compile(r"(^TEVATRON_|^PG|_API_KEY$|(^|_)(DATABASE|BROKER|REDIS|POSTGRES)_URL$)")
 
 
@@ -130,7 +136,14 @@ class LocalHandle:
         status = self._process.poll()
         if status is None:
             return None
-        return Exit(status=status, killed=status < 0 or rank_was_killed(self._report()))
+        output = self._output()
+        ends = rank_ends(output)
+        how = [end.sentence() for end in ends] or [_sentence("torchrun", status)]
+        return Exit(
+            status=status,
+            killed=status < 0 or was_killed(ends),
+            message=f"{'; '.join(how)}; the log ends:\n{program_tail(output)}",
+        )
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the ranks, or to torchrun where it has none yet.
@@ -152,7 +165,7 @@ class LocalHandle:
         self._process.wait()
         shutil.rmtree(self._ranks_folder, ignore_errors=True)
 
-    def _report(self) -> str:
+    def _output(self) -> str:
         with self._launch.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _REPORT_BYTES))
@@ -164,18 +177,57 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not _SECRET_NAME.search(name)}
 
 
-def rank_was_killed(report: str) -> bool:
-    """Say whether torchrun's report of failed ranks shows one that a signal ended first.
+class RankEnd(NamedTuple):
+    """What torchrun reports of a rank that did not end well."""
+
+    rank: int
+    code: int
+    """Exit status; negative for a signal."""
+    time_s: float
+
+    def sentence(self) -> str:
+        """Return this for people."""
+        return _sentence(f"rank {self.rank}", self.code)
+
+
+def rank_ends(output: str) -> list[RankEnd]:
+    """Return the failed ranks of torchrun's report, each once, in the order of their time."""
+    found = {
+        int(match["rank"]): RankEnd(
+            rank=int(match["rank"]),
+            code=int(match["code"]),
+            time_s=time.mktime(time.strptime(match["time"], "%Y-%m-%d_%H:%M:%S")),
+        )
+        for match in _RANK_REPORT.finditer(output)
+    }
+    return sorted(found.values(), key=lambda end: end.time_s)
+
+
+def was_killed(ends: Sequence[RankEnd]) -> bool:
+    """Say whether a signal ended a rank first.
 
     When a rank is killed, its siblings fail as well, for want of it, and may even be seen first. torchrun then sends
     them SIGTERM, so that signal says nothing about the cause.
     """
-    failures = [
-        (time.mktime(time.strptime(found["time"], "%Y-%m-%d_%H:%M:%S")), int(found["code"]))
-        for found in _RANK_REPORT.finditer(report)
-    ]
-    first = min((when for when, _ in failures), default=0.0)
     return any(
-        code < 0 and code != -signal.SIGTERM and when - first < _SAME_FAILURE_S
-        for when, code in failures
+        end.code < 0
+        and end.code != -signal.SIGTERM
+        and end.time_s - ends[0].time_s < _SAME_FAILURE_S
+        for end in ends
     )
+
+
+def program_tail(output: str) -> str:
+    """Return the last lines of the log before torchrun's own report."""
+    report = _AGENT_LINE.search(output)
+    text = output if report is None else output[: report.start()]
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])[-_TAIL_CHARACTERS:] or "(it is empty)"
+
+
+def _sentence(who: str, code: int) -> str:
+    if code >= 0:
+        return f"{who} ended with status {code}"
+    try:
+        return f"{who} was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"{who} was killed by signal {-code}"
