@@ -217,6 +217,7 @@ def _unexpected(request: Request, error: Exception) -> Response:
         500,
         "an error on our side; the server's log has it under this request id",
         request_id=request_id_of(request),
+        headers={"X-Request-ID": request_id_of(request)},  # sent outside of our own middleware
     )
 
 
