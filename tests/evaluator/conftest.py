@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
+import socket
 import threading
 from collections import deque
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -80,10 +82,16 @@ class FakeScorer:
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
+            connections: ClassVar[list] = []
+
+            def process_request(self, request, client_address):
+                self.connections.append(request)
+                super().process_request(request, client_address)
 
             def handle_error(self, request, client_address):
                 pass  # a client that went away
 
+        self._stopped = self._killed = False
         self._server = Server(("127.0.0.1", port), Handler)
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -110,7 +118,27 @@ class FakeScorer:
     def num_pairs(self):
         return sum(len(request.candidates) for request in self.requests)
 
+    def worsen(self):
+        """Rank the other way round."""
+        self.scores = lambda candidates: {
+            "scores": [
+                score | {"score": -score["score"]}
+                for score in FakeScorer.scores(candidates)["scores"]
+            ]
+        }
+
+    def kill(self):
+        """Go away at once: requests in flight break."""
+        self._killed = True
+        self.stop()
+        for connection in self._server.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def stop(self):
+        if self._stopped:
+            return
+        self._stopped = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

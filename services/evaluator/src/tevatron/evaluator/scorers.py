@@ -1,0 +1,151 @@
+"""The scorers that one job uses: asked for, waited for, found again when they move, let go.
+
+Rows are the truth: a host that dies leaves its row to another one, which writes a new address. Knows rows and the job's
+context, not pairs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy.orm import Session
+
+from tevatron.core.contracts.jobs import FailReason, Phase, Rerank
+from tevatron.core.errors import JobError
+from tevatron.core.store.models import Scorer, ScorerState
+from tevatron.core.store.scorers import (
+    LIVE_STATES,
+    ScorerRepository,
+    ScorerTarget,
+    release_scorer,
+    request_scorer,
+)
+from tevatron.core.worker.context import TRANSIENT
+from tevatron.core.worker.runner import JobContext
+from tevatron.evaluator.pool import Backend
+
+TOUCH_S = 10.0
+"""How often scorers with a time to live are said to be in use."""
+REMIND_S = 60.0
+"""How often a job that waits says so."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A scorer that is ready, as of one look; another fence means another process."""
+
+    scorer_id: str
+    fence: int
+    external: bool
+    backend: Backend
+
+
+def patiently(ctx: JobContext, work: Callable[[Session], Found]) -> Found:
+    """Do `work` in one transaction, however long the database is away, as long as the job is ours."""
+    while True:
+        ctx.check()
+        try:
+            with ctx.sessions.begin() as session:
+                return work(session)
+        except TRANSIENT as error:
+            ctx.note_silence(error)
+            ctx.wait(ctx.settings.poll_s)
+
+
+class JobScorers:
+    """The scorers of one attempt."""
+
+    def __init__(self, ctx: JobContext, rerank: Rerank) -> None:
+        self._ctx = ctx
+        self._rerank = rerank
+        self._ids: list[str] = list(rerank.scorers or [])
+        self._touched = time.monotonic()
+
+    @property
+    def own(self) -> bool:
+        """Whether the job asked for its scorer, in place of naming ones that are there."""
+        return self._rerank.scorers is None
+
+    def request(self) -> None:
+        """Ask for the job's scorer; an earlier attempt's is found again."""
+        if not self.own:
+            return
+        rerank, claim = self._rerank, self._ctx.claim
+        target = ScorerTarget(
+            checkpoint_id=rerank.checkpoint if isinstance(rerank.checkpoint, str) else None,
+            model_id=rerank.model,
+            engine=rerank.engine,
+            dtype=rerank.dtype,
+            prompt_template=rerank.prompt_template,
+            max_length=rerank.max_length,
+        )
+        scorer_id = patiently(
+            self._ctx,
+            lambda session: request_scorer(
+                session, target, key_id=claim.key_id, job_id=claim.job_id, name=claim.name
+            ),
+        )
+        self._ids = [scorer_id]
+
+    def rows(self) -> Sequence[Scorer]:
+        """Return the rows as they are now."""
+        return patiently(
+            self._ctx,
+            lambda session: [ScorerRepository(session).by_id(row_id) for row_id in self._ids],
+        )
+
+    def wait_ready(self) -> list[Endpoint]:
+        """Wait until at least one is ready, and return those that are; none that can become ready is the job's failure."""
+        reminded = time.monotonic()
+        while True:
+            rows = self.rows()
+            ready = [_endpoint(row) for row in rows if row.state is ScorerState.READY]
+            if ready:
+                return ready
+            if not any(row.state in LIVE_STATES for row in rows):
+                raise JobError(
+                    _why_none(rows), reason=FailReason.SCORER_FAILED, phase=Phase.WAITING_FOR_SCORER
+                )
+            if time.monotonic() - reminded > REMIND_S:
+                reminded = time.monotonic()
+                states = ", ".join(f"{row.id} is {row.state.value}" for row in rows)
+                self._ctx.log("info", f"still waiting for a scorer: {states}")
+            self._ctx.wait(self._ctx.settings.poll_s)
+
+    def touch(self) -> None:
+        """Say now and then that the scorers are in use."""
+        if not self.own and time.monotonic() - self._touched > TOUCH_S:
+            self._touched = time.monotonic()
+            patiently(self._ctx, lambda session: ScorerRepository(session).touch(self._ids))
+
+    def release(self) -> None:
+        """Let the job's own scorer go; after a failure the reaper does it."""
+        if self.own and self._ids:
+            patiently(self._ctx, lambda session: release_scorer(session, self._ids[0]))
+
+
+def _endpoint(row: Scorer) -> Endpoint:
+    assert row.url is not None  # a CHECK of the table
+    return Endpoint(
+        scorer_id=row.id,
+        fence=row.fence,
+        external=row.external,
+        backend=Backend(url=row.url, token=row.token),
+    )
+
+
+def _why_none(rows: Sequence[Scorer]) -> str:
+    parts = []
+    for row in rows:
+        if row.state is ScorerState.FAILED:
+            parts.append(f"scorer {row.id} failed: {row.error}")
+        else:
+            parts.append(
+                f"scorer {row.id} is {row.state.value}: somebody let it go while this job needed it"
+            )
+    return "; ".join(parts)

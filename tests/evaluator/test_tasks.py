@@ -1,0 +1,574 @@
+"""The eval job's handler on real Postgres, with real HTTP scorers behind a stand-in for the scorer host."""
+
+import json
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from sqlalchemy import select
+
+from tevatron.core.contracts.jobs import (
+    Bm25,
+    EvalJob,
+    EventType,
+    JobKind,
+    JobState,
+    Phase,
+    RankList,
+    Rerank,
+)
+from tevatron.core.formats.ranklist import read_ranklist
+from tevatron.core.ids import new_id
+from tevatron.core.store.evaluations import EvaluationRepository
+from tevatron.core.store.jobs import JobRepository
+from tevatron.core.store.leases import LeaseLostError
+from tevatron.core.store.models import DatasetKind, Job, JobEventRow, Scorer, ScorerState
+from tevatron.core.store.registered import DatasetRepository, ModelRepository
+from tevatron.core.store.scorers import (
+    ScorerRepository,
+    beat_scorer,
+    claim_next_scorer,
+    reap_scorers,
+    release_scorer,
+    scorer_failed,
+    scorer_ready,
+    scorer_restarting,
+    scorer_stopped,
+)
+from tevatron.core.worker.runner import run_next_job
+from tevatron.evaluator import rerank as rerank_module
+from tevatron.evaluator.pool import PoolOptions
+from tevatron.evaluator.tasks import make_handlers
+
+pytestmark = pytest.mark.db
+
+CORPUS = {
+    "d1": ("Tea", "green tea is picked in spring"),
+    "d2": ("", "black tea is left to wither"),
+    "d3": ("Coffee", "beans are roasted"),
+    "d4": ("", "tea tea tea tea tea tea"),
+    "d5": ("Milk", "milk goes into black tea and coffee"),
+}
+QUERIES = {"q1": "when is green tea picked", "q2": "black tea with milk", "q3": "roasted beans"}
+QRELS = {"q1": {"d1": 2, "d4": 0}, "q2": {"d5": 1, "d2": 1}, "q3": {"d3": 1}}
+QUICK = PoolOptions(
+    first_chunk=2, max_chunk=2, slots=1, tries=1, backoff_s=0.01, poll_s=0.02, timeout_s=10
+)
+
+
+def write_beir(folder, *, corpus=CORPUS, queries=QUERIES, qrels=QRELS):
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text(
+        "".join(
+            json.dumps({"_id": d, "title": t, "text": x}) + "\n" for d, (t, x) in corpus.items()
+        )
+    )
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t in queries.items())
+    )
+    lines = [f"{q}\t{d}\t{g}\n" for q, grades in qrels.items() for d, g in grades.items()]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    return folder
+
+
+class Jobs:
+    """Submits eval jobs, and works them off as a worker does."""
+
+    def __init__(self, settings, sessions):
+        self.settings, self.sessions = settings, sessions
+        self.stopping = False
+        with sessions.begin() as session:
+            self.add_dataset(
+                session, "tea", DatasetKind.BEIR, write_beir(settings.data / "datasets" / "tea")
+            )
+            ModelRepository(session).create("m", key_id=None, path="models/m")
+
+    def add_dataset(self, session, name, kind, path):
+        relative = str(path.relative_to(self.settings.data))
+        DatasetRepository(session).create(name, key_id=None, kind=kind, stats={}, path=relative)
+
+    def add_run(self, name, text):
+        path = self.settings.data / "datasets" / f"{name}.txt"
+        path.write_text(text)
+        with self.sessions.begin() as session:
+            self.add_dataset(session, name, DatasetKind.RANKLIST, path)
+
+    def submit(self, **spec):
+        spec = EvalJob(**{"dataset": "tea", "metrics": ["ndcg@10", "recall@2", "mrr@10"]} | spec)
+        with self.sessions.begin() as session:
+            return JobRepository(session).submit({"": spec}, key_id=None)[0].id
+
+    def work(self, *, pool=QUICK):
+        return run_next_job(
+            [JobKind.EVAL],
+            handlers=make_handlers(pool),
+            settings=self.settings,
+            sessions=self.sessions,
+            worker_name="test",
+            should_stop=lambda: self.stopping,
+        )
+
+    def run(self, **spec):
+        job_id = self.submit(**spec)
+        assert self.work()
+        return self.job(job_id)
+
+    def job(self, job_id):
+        with self.sessions.begin() as session:
+            return session.get_one(Job, job_id)
+
+    def cancel(self, job_id):
+        with self.sessions.begin() as session:
+            JobRepository(session).request_cancel(job_id, key_id=None)
+
+    def events(self, job_id, kind):
+        with self.sessions.begin() as session:
+            rows = session.scalars(
+                select(JobEventRow).where(JobEventRow.job_id == job_id).order_by(JobEventRow.seq)
+            )
+            return [row.data for row in rows if row.type is kind]
+
+    def messages(self, job_id):
+        return [data["message"] for data in self.events(job_id, EventType.LOG)]
+
+    def evaluation(self, job_id):
+        with self.sessions.begin() as session:
+            found = EvaluationRepository(session).of_job(job_id)
+            return found, EvaluationRepository(session).values(found.id)
+
+    def folder(self, job_id):
+        return self.settings.data / "runs" / job_id
+
+
+class Host:
+    """Claims scorer rows as a scorer host does, and serves them with fake scorers."""
+
+    def __init__(self, sessions, start_scorer):
+        self.sessions, self._start_scorer = sessions, start_scorer
+        self.served = []
+        self.prepare = lambda scorer: None
+        self.fail_with = None
+        self.lease_s = 1.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def start(self):
+        self._thread.start()
+        return self
+
+    def die(self):
+        """Stop all at once, as kill -9 does: rows stay as they are, connections break."""
+        self._over.set()
+        self._thread.join()
+        for scorer in self.served:
+            scorer.kill()
+
+    def _serve(self):
+        held = {}
+        while not self._over.wait(0.05):
+            with self.sessions.begin() as session:
+                reap_scorers(session, grace_s=0.1, max_attempts=5)
+                claim = claim_next_scorer(session, host="test", lease_s=self.lease_s)
+            if claim is not None:
+                self._begin(claim, held)
+            for claim in list(held.values()):
+                with suppress(LeaseLostError), self.sessions.begin() as session:
+                    if beat_scorer(session, claim, self.lease_s).stop_requested:
+                        scorer_stopped(session, claim)
+                        del held[claim.scorer_id]
+
+    def _begin(self, claim, held):
+        if self.fail_with:
+            with self.sessions.begin() as session:
+                scorer_failed(session, claim, self.fail_with)
+            return
+        scorer = self._start_scorer(token=f"token{len(self.served)}")
+        self.prepare(scorer)
+        self.served.append(scorer)
+        self.claim = claim
+        with self.sessions.begin() as session:
+            scorer_ready(session, claim, url=scorer.url, token=scorer.token, info={})
+        held[claim.scorer_id] = claim
+
+    def restart_child(self):
+        """The child died: another one on another port."""
+        self.served[-1].kill()
+        with self.sessions.begin() as session:
+            scorer_restarting(session, self.claim)
+        scorer = self._start_scorer(token="again")
+        self.served.append(scorer)
+        with self.sessions.begin() as session:
+            scorer_ready(session, self.claim, url=scorer.url, token=scorer.token, info={})
+
+
+@pytest.fixture
+def jobs(settings, sessions):
+    return Jobs(settings, sessions)
+
+
+@pytest.fixture
+def make_host(sessions, start_scorer):
+    hosts = []
+
+    def make():
+        hosts.append(Host(sessions, start_scorer))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host._over.set()
+        if host._thread.is_alive():
+            host._thread.join()
+
+
+@pytest.fixture
+def host(make_host):
+    return make_host().start()
+
+
+def reranked(depth=10, **changes):
+    return Rerank(**{"model": "m", "prompt_template": "tevatron", "depth": depth} | changes)
+
+
+def test_first_stage_alone_is_evaluated(jobs):
+    job = jobs.run(name="bm25")
+    assert (job.state, job.reason, job.message) == (JobState.SUCCEEDED, None, None)
+    # q1: d1 first. q2: d5 and d2 first, in whatever order. q3: d3 alone.
+    assert job.result["metrics"] == {"ndcg@10": 1.0, "recall@2": 1.0, "mrr@10": 1.0}
+    assert job.result["num_queries"] == 3
+    evaluation, values = jobs.evaluation(job.id)
+    assert (evaluation.id, evaluation.name, evaluation.job_id) == (
+        job.result["evaluation_id"],
+        "bm25",
+        job.id,
+    )
+    assert evaluation.metrics == job.result["metrics"]
+    assert evaluation.num_queries == 3
+    assert "ndcg@k: trec_eval ndcg_cut.k: linear gain" in evaluation.variant
+    assert [value.query_id for value in values if value.metric == "mrr@10"] == ["q1", "q2", "q3"]
+    assert len(values) == 9
+    run = read_ranklist(jobs.folder(job.id) / "run.txt")
+    assert run.keys() == QUERIES.keys()
+    assert set(run["q1"]) == {"d1", "d2", "d4", "d5"}
+    phases = [data["phase"] for data in jobs.events(job.id, EventType.PHASE)]
+    assert phases == [Phase.PREPARING, Phase.RETRIEVING, Phase.EVALUATING]
+
+
+def test_two_evaluations_of_the_same_run_have_the_same_hashes(jobs):
+    first, second = (jobs.evaluation(jobs.run().id)[0] for _ in range(2))
+    assert first.id != second.id
+    assert (first.run_sha256, first.qrels_sha256) == (second.run_sha256, second.qrels_sha256)
+    assert (jobs.settings.data / "cache" / "bm25").is_dir()
+
+
+def test_run_is_evaluated_and_missing_queries_count_zero(jobs):
+    jobs.add_run("mine", "q1 d4 3.0\nq1 d1 2.0\nq2 Q0 d5 1 0.5 x\nq9 d1 1.0\n")
+    job = jobs.run(first_stage=RankList(dataset="mine"))
+    assert job.state is JobState.SUCCEEDED
+    assert job.result["metrics"]["mrr@10"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
+    assert job.result["num_missing_queries"] == 1
+    said = " / ".join(jobs.messages(job.id))
+    assert "1 queries of the run are not judged and are ignored, such as ['q9']" in said
+    assert "1 of 3 judged queries have no results and count 0, such as ['q3']" in said
+    _, values = jobs.evaluation(job.id)
+    assert {v.query_id: v.value for v in values if v.metric == "mrr@10"} == {
+        "q1": 0.5,
+        "q2": 1.0,
+        "q3": 0.0,
+    }
+
+
+def test_candidates_below_the_rerank_depth_keep_their_order(jobs, host):
+    jobs.add_run("mine", "q1 d3 5\nq1 d1 4\nq1 d4 3\nq1 d5 2\nq1 d2 1\nq2 d2 1\nq3 d3 1\n")
+    job = jobs.run(first_stage=RankList(dataset="mine"), rerank=reranked(depth=2))
+    assert job.state is JobState.SUCCEEDED, job.message
+    run = read_ranklist(jobs.folder(job.id) / "run.txt")
+    assert list(run["q1"]) == ["d1", "d3", "d4", "d5", "d2"]
+    assert host.served[0].num_pairs == 4
+    assert job.result["first_stage_metrics"]["mrr@10"] < job.result["metrics"]["mrr@10"]
+    evaluation, _ = jobs.evaluation(job.id)
+    assert evaluation.rerank["depth"] == 2
+    assert evaluation.first_stage["metrics"] == job.result["first_stage_metrics"]
+    with jobs.sessions.begin() as session:
+        assert ModelRepository(session).by_id(evaluation.model_id).name == "m"
+    phases = [data["phase"] for data in jobs.events(job.id, EventType.PHASE)]
+    assert phases == ["preparing", "retrieving", "waiting_for_scorer", "scoring", "evaluating"]
+    assert jobs.events(job.id, EventType.PROGRESS)[-1] | {"eta_s": 0} == {
+        "done": 4,
+        "total": 4,
+        "unit": "pairs",
+        "eta_s": 0,
+    }
+
+
+def test_scorer_is_let_go_afterwards(jobs, host):
+    job = jobs.run(rerank=reranked())
+    assert job.state is JobState.SUCCEEDED
+    deadline = time.monotonic() + 5
+    while True:
+        with jobs.sessions.begin() as session:
+            row = session.scalars(select(Scorer).where(Scorer.job_id == job.id)).one()
+        if row.state is ScorerState.STOPPED:
+            break
+        assert time.monotonic() < deadline, row.state
+        time.sleep(0.05)
+
+
+def test_reranking_that_lowers_ndcg_is_warned_of(jobs, host):
+    host.prepare = lambda scorer: scorer.worsen()
+    job = jobs.run(rerank=reranked(), metrics=["recall@1"])
+    assert job.state is JobState.SUCCEEDED
+    warning = next(message for message in jobs.messages(job.id) if "reranking lowers" in message)
+    assert warning.startswith("reranking lowers ndcg@10 from 1.0000 to 0.")
+    assert list(job.result["metrics"]) == ["recall@1"]
+
+
+def test_scorer_that_failed_fails_the_job_with_its_error(jobs, host):
+    host.fail_with = "contract mismatch: tokenizer differs"
+    job = jobs.run(rerank=reranked())
+    assert (job.state, job.reason, job.phase) == (
+        JobState.FAILED,
+        "scorer_failed",
+        "waiting_for_scorer",
+    )
+    assert job.message.endswith("failed: contract mismatch: tokenizer differs")
+
+
+def test_scorer_that_somebody_lets_go_fails_the_job(jobs):
+    job_id = jobs.submit(rerank=reranked())
+    worker = threading.Thread(target=jobs.work)
+    worker.start()
+    wait_until(lambda: jobs.job(job_id).phase == "waiting_for_scorer")
+    with jobs.sessions.begin() as session:
+        release_scorer(session, session.scalars(select(Scorer.id)).one())
+    worker.join(10)
+    job = jobs.job(job_id)
+    assert (job.state, job.reason) == (JobState.FAILED, "scorer_failed")
+    assert "is stopped: somebody let it go while this job needed it" in job.message
+
+
+def wait_until(look, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_cancel_while_waiting_for_a_scorer(jobs):
+    job_id = jobs.submit(rerank=reranked())
+    worker = threading.Thread(target=jobs.work)
+    worker.start()
+    wait_until(lambda: jobs.job(job_id).phase == "waiting_for_scorer")
+    jobs.cancel(job_id)
+    started = time.monotonic()
+    worker.join(10)
+    assert jobs.job(job_id).state is JobState.CANCELLED
+    assert time.monotonic() - started < 3
+
+
+def test_cancel_while_a_request_is_in_flight(jobs, host):
+    release = threading.Event()
+    host.prepare = lambda scorer: setattr(scorer, "before_answer", lambda pairs: release.wait(30))
+    job_id = jobs.submit(rerank=reranked())
+    worker = threading.Thread(target=jobs.work)
+    worker.start()
+    wait_until(lambda: host.served and host.served[0].requests)
+    jobs.cancel(job_id)
+    started = time.monotonic()
+    worker.join(10)
+    release.set()
+    assert jobs.job(job_id).state is JobState.CANCELLED
+    assert time.monotonic() - started < 3
+    with jobs.sessions.begin() as session:
+        assert EvaluationRepository(session).of_job(job_id) is None
+
+
+def test_shutdown_gives_the_job_back_and_the_next_attempt_scores_only_the_rest(jobs, host):
+    def stop_after_two(pairs):
+        if len(host.served[0].requests) == 3:
+            jobs.stopping = True
+            time.sleep(0.5)
+
+    host.prepare = lambda scorer: setattr(scorer, "before_answer", stop_after_two)
+    job_id = jobs.submit(rerank=reranked())
+    assert jobs.work()
+    assert jobs.job(job_id).state is JobState.QUEUED
+    lines = (jobs.folder(job_id) / "scores.jsonl").read_text().splitlines()
+    kept = sum(len(json.loads(line)["scores"]) for line in lines)
+    assert kept == 4
+    scorer = host.served[0]
+    scorer.before_answer = lambda pairs: None
+    asked = scorer.num_pairs
+    jobs.stopping = False
+    assert jobs.work()
+    job = jobs.job(job_id)
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2)
+    pairs = 4 + 4 + 1  # candidates of q1, q2, q3
+    assert scorer.num_pairs - asked == pairs - kept
+    assert "4 scores of an earlier attempt are kept" in jobs.messages(job_id)
+    # The same scorer row served both attempts.
+    assert len(host.served) == 1
+
+
+def test_scorer_that_dies_in_the_middle_and_comes_back_elsewhere_is_waited_for(jobs, host):
+    def die_at_the_third(pairs):
+        if len(host.served[0].requests) == 3 and len(host.served) == 1:
+            host.restart_child()
+
+    host.prepare = lambda scorer: setattr(scorer, "before_answer", die_at_the_third)
+    job = jobs.run(rerank=reranked())
+    assert job.state is JobState.SUCCEEDED, job.message
+    _, second = host.served
+    assert second.num_pairs == 9 - 4
+    assert len(jobs.evaluation(job.id)[1]) == 9
+    assert any("waiting for it, 4 scores are kept" in message for message in jobs.messages(job.id))
+
+
+def test_host_that_dies_in_the_middle_leaves_the_scorer_to_another(jobs, make_host):
+    first, second = make_host(), make_host()
+    died = threading.Event()
+
+    def die(pairs):
+        if len(first.served[0].requests) == 3 and not died.is_set():
+            died.set()
+
+    first.prepare = lambda scorer: setattr(scorer, "before_answer", die)
+    first.start()
+    job_id = jobs.submit(rerank=reranked())
+    worker = threading.Thread(target=jobs.work)
+    worker.start()
+    assert died.wait(10)
+    first.die()
+    time.sleep(0.3)
+    second.start()
+    worker.join(30)
+    job = jobs.job(job_id)
+    assert job.state is JobState.SUCCEEDED, job.message
+    assert second.served
+    assert first.served[0].num_pairs + second.served[0].num_pairs <= 9 + 2
+    phases = [data["phase"] for data in jobs.events(job_id, EventType.PHASE)]
+    assert phases.count("waiting_for_scorer") >= 2
+
+
+def test_scorer_that_never_answers_fails_the_job_at_last(jobs, sessions, monkeypatch):
+    monkeypatch.setattr(rerank_module, "GIVE_UP_S", -7.5)  # + 2 leases of 4 s
+    with sessions.begin() as session:
+        ScorerRepository(session).register_external(
+            "http://127.0.0.1:9", key_id=None, name="gone", token=None, engine="hf"
+        )
+    job = jobs.run(rerank=Rerank(scorers=["gone"]))
+    assert (job.state, job.reason, job.phase) == (JobState.FAILED, "scorer_failed", "scoring")
+    assert "no scorer answers: http://127.0.0.1:9: ConnectError" in job.message
+
+
+def test_given_scorers_share_the_pairs_and_are_not_stopped(jobs, sessions, start_scorer):
+    scorers = [start_scorer(token="a"), start_scorer(token="b")]
+    for scorer in scorers:
+        scorer.before_answer = lambda pairs: time.sleep(0.03)
+    with sessions.begin() as session:
+        for name, scorer in zip("ab", scorers, strict=True):
+            ScorerRepository(session).register_external(
+                scorer.url, key_id=None, name=name, token=scorer.token, engine="hf"
+            )
+    job = jobs.run(rerank=Rerank(scorers=["a", "b"]))
+    assert job.state is JobState.SUCCEEDED, job.message
+    assert sum(scorer.num_pairs for scorer in scorers) == 9
+    assert all(scorer.num_pairs for scorer in scorers)
+    with sessions.begin() as session:
+        assert {row.state for row in session.scalars(select(Scorer))} == {ScorerState.READY}
+
+
+def test_outside_scorer_that_refuses_the_token_fails_at_once(jobs, sessions, start_scorer):
+    scorer = start_scorer(token="right")
+    with sessions.begin() as session:
+        ScorerRepository(session).register_external(
+            scorer.url, key_id=None, name="a", token="wrong", engine="hf"
+        )
+    job = jobs.run(rerank=Rerank(scorers=["a"]))
+    assert (job.state, job.reason) == (JobState.FAILED, "scorer_failed")
+    assert "401 unknown token" in job.message
+
+
+def test_spoilt_answer_fails_the_job(jobs, host):
+    host.prepare = lambda scorer: scorer.answers.append((200, {}, {"scores": []}))
+    job = jobs.run(rerank=reranked())
+    assert (job.state, job.reason, job.phase) == (JobState.FAILED, "scorer_failed", "scoring")
+    assert "gave 0 scores for 2 pairs" in job.message
+
+
+def test_pair_that_a_scorer_refuses_is_a_data_error(jobs, host):
+    host.prepare = lambda scorer: scorer.answers.append(
+        (422, {}, {"detail": "query 'q1' alone takes 600 tokens"})
+    )
+    job = jobs.run(rerank=reranked())
+    assert (job.state, job.reason, job.phase) == (JobState.FAILED, "data_error", "scoring")
+    assert "query 'q1' alone takes 600 tokens" in job.message
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("q1 d1 1\nq1 d77 1\n", "1 of 2 candidates are not in the corpus of tea, such as ['d77']"),
+        ("x d1 1\n", "no query of the run is judged: the run has 1 queries such as ['x']"),
+        ("q1 d1 nan\n", "expected a finite number, got nan"),
+        ("q1 d1 1\nq1 d1 2\n", "document 'd1' is given twice"),
+    ],
+)
+def test_run_that_cannot_be_reranked_says_why(jobs, run, says):
+    jobs.add_run("mine", run)
+    job = jobs.run(first_stage=RankList(dataset="mine"), rerank=reranked())
+    assert (job.state, job.reason) == (JobState.FAILED, "data_error")
+    assert says in job.message
+
+
+def test_queries_without_text_or_words_are_told_and_count_zero(jobs):
+    folder = jobs.settings.data / "datasets" / "odd"
+    queries = QUERIES | {"q4": "   ", "q5": "zebra"}
+    write_beir(
+        folder, queries=queries, qrels=QRELS | {"q4": {"d1": 1}, "q5": {"d1": 1}, "q6": {"d99": 1}}
+    )
+    with jobs.sessions.begin() as session:
+        jobs.add_dataset(session, "odd", DatasetKind.BEIR, folder)
+    job = jobs.run(dataset="odd", first_stage=Bm25(depth=10))
+    assert job.state is JobState.SUCCEEDED
+    assert job.result["metrics"]["ndcg@10"] == pytest.approx(3 / 6)
+    said = " / ".join(jobs.messages(job.id))
+    assert "2 judged queries have no text, such as ['q4', 'q6']" in said
+    assert "1 queries share no word with the corpus and get no documents, such as ['q5']" in said
+    assert "1 documents that are judged relevant are not in the corpus, such as ['d99']" in said
+
+
+def test_unknown_split_lists_what_there_is(jobs):
+    job = jobs.run(split="dev")
+    assert (job.state, job.reason) == (JobState.FAILED, "data_error")
+    assert "unknown split 'dev'; there are: test" in job.message
+
+
+def test_a_scorers_row_of_an_earlier_attempt_is_found_again(jobs, sessions):
+    job_id = jobs.submit(rerank=reranked())
+    for _ in range(2):
+        jobs.stopping = False
+        worker = threading.Thread(target=jobs.work)
+        worker.start()
+        wait_until(lambda: jobs.job(job_id).phase == "waiting_for_scorer")
+        jobs.stopping = True
+        worker.join(10)
+        assert jobs.job(job_id).state is JobState.QUEUED
+    with sessions.begin() as session:
+        assert len(session.scalars(select(Scorer)).all()) == 1
+
+
+def test_fifty_jobs_run_once_each(jobs):
+    ids = [jobs.submit(first_stage=Bm25(depth=5)) for _ in range(50)]
+    while jobs.work():
+        pass
+    found = [jobs.job(job_id) for job_id in ids]
+    assert {(job.state, job.attempt) for job in found} == {(JobState.SUCCEEDED, 1)}
+    assert len({job.result["evaluation_id"] for job in found}) == 50
+
+
+def test_evaluation_id_follows_from_the_job(jobs):
+    job = jobs.run()
+    assert job.result["evaluation_id"] == "eval_" + job.id.removeprefix("job_")
+    assert new_id("eval").startswith("eval_")
