@@ -6,6 +6,8 @@ run in between. Steps are real calls on a real Postgres.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from sqlalchemy import select, text
@@ -128,7 +130,9 @@ class World:
     def die(self, session, pick):
         if self.claims:
             session.execute(
-                text("UPDATE jobs SET lease_until = now() - interval '1 hour' WHERE id = :id"),
+                text(
+                    "UPDATE jobs SET lease_until = now() - interval '1 hour' WHERE id = :id AND lease_until IS NOT NULL"
+                ),
                 {"id": self._held(pick).job_id},
             )
 
@@ -168,12 +172,12 @@ class World:
         told = [JobState(event.data["state"]) for event in events if event.type == "state"]
         assert told[0] in INITIAL
         assert told[-1] is job.state
-        for before, after in zip(told, told[1:], strict=False):
+        for before, after in pairwise(told):
             assert after in NEXT[before]
 
 
 @settings(
-    max_examples=60,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
