@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from tevatron.core.contracts.jobs import Spec
 from tevatron.core.contracts.train import TrainArguments
@@ -39,6 +39,8 @@ class TrainRun(Spec):
     resume: bool = True
     """Go on from the newest saved state where there is one."""
     arguments: TrainArguments
+    hf_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Other names of transformers' TrainingArguments, given on the command line."""
 
 
 class ExportRun(Spec):

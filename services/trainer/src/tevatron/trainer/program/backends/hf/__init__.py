@@ -1,0 +1,1 @@
+"""The Hugging Face Trainer, fed with packed micro batches."""

@@ -1,0 +1,327 @@
+"""A transformers Trainer whose micro batches are packed rows and whose loss is weighted by groups.
+
+Owns what differs from the stock Trainer: the loader, the step, the states and the log. The loop, the optimizer, the
+schedule, DDP, FSDP and tracking are transformers' own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
+
+from tevatron.core.packing import pack
+from tevatron.trainer.program.backends.hf import snapshot
+from tevatron.trainer.program.backends.hf.context import Run
+from tevatron.trainer.program.data.groups import (
+    Group,
+    GroupDataset,
+    MicroBatchSampler,
+    make_loader,
+)
+from tevatron.trainer.program.failures import NotFiniteError
+from tevatron.trainer.program.losses import Temperatures, get_loss
+from tevatron.trainer.program.module import RerankModule
+from tevatron.trainer.program.states import begin_state, beside, commit_state
+
+TRAINER_FILE = "trainer_state.json"
+
+
+class RerankTrainer(Trainer):
+    """Trains a `RerankModule` on the groups of a schedule."""
+
+    def __init__(
+        self, module: RerankModule, run: Run, dataset: GroupDataset, arguments: TrainingArguments
+    ) -> None:
+        self.run = run
+        self._loss = get_loss(run.arguments.loss)
+        self._temperatures = Temperatures(
+            student=run.arguments.student_temp, teacher=run.arguments.teacher_temp
+        )
+        self._counts = _Counts()
+        self._resumed_loss: tuple[float, int] | None = None
+        super().__init__(
+            model=module, args=arguments, train_dataset=dataset, callbacks=[_StopCallback(self)]
+        )
+        self.remove_callback(PrinterCallback)
+
+    # The data
+
+    def get_train_dataloader(self) -> DataLoader[Group]:
+        """Return this rank's micro batches, which need no sharding by accelerate."""
+        assert isinstance(self.train_dataset, GroupDataset)
+        sampler = MicroBatchSampler(
+            self.run.schedule,
+            self.run.sampling,
+            rank=self.args.process_index,
+            step=lambda: self.state.global_step,
+        )
+        return make_loader(
+            self.train_dataset, sampler, num_workers=self.args.dataloader_num_workers
+        )
+
+    # The step
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: object = None
+    ) -> Tensor:
+        """Run the micro batch in one or more packed passes; return its share of the step's mean loss."""
+        model.train()
+        groups: list[Group] = inputs["groups"]
+        passes = self._passes(groups)
+        total = torch.zeros((), device=self.args.device)
+        for place, chosen in enumerate(passes):
+            is_last = place == len(passes) - 1
+            with contextlib.nullcontext() if is_last else self._without_sync(model):
+                loss = self._pass_loss(model, chosen)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        if not torch.isfinite(total):
+            raise NotFiniteError(
+                f"the loss of step {self.state.global_step + 1} is {float(total)}: "
+                "a smaller --learning_rate or another --dtype may help"
+            )
+        self._counts.add(groups)
+        return total
+
+    def _passes(self, groups: list[Group]) -> list[list[Group]]:
+        if not groups:
+            passes: list[list[Group]] = []
+        elif self.run.arguments.packing:
+            lengths = [sum(len(prompt) for prompt in group.prompts) for group in groups]
+            bins = pack(lengths, max_tokens=self.run.arguments.packing_max_tokens)
+            passes = [[groups[index] for index in indices] for indices in bins]
+        else:
+            passes = [groups]
+        return passes + [[]] * (self._num_passes(len(passes)) - len(passes))
+
+    def _num_passes(self, own: int) -> int:
+        """Return how many passes to run: as many as the other ranks where they meet in each, or in the last."""
+        if self.args.world_size == 1:
+            return own
+        if self.is_fsdp_enabled:
+            most = torch.tensor(own, device=self.args.device)
+            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+            return int(most)
+        return max(own, 1)
+
+    def _without_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        # FSDP without sync would keep whole gradients; it adds up sharded ones by itself.
+        if self.args.world_size == 1 or self.is_fsdp_enabled:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[None] = self.accelerator.no_sync(model)
+        return context
+
+    def _pass_loss(self, model: nn.Module, groups: list[Group]) -> Tensor:
+        if not groups:
+            # A rank without groups still takes part where gradients are reduced.
+            idle: Tensor = model([[0]]).sum() * 0.0
+            return idle
+        prompts = [prompt for group in groups for prompt in group.prompts]
+        scores_NG: Tensor = model(prompts).view(len(groups), -1)
+        teacher_NG = None
+        if groups[0].teacher is not None:
+            teacher_NG = torch.tensor([group.teacher for group in groups], device=scores_NG.device)
+        losses_N: Tensor = self._loss.function(scores_NG, teacher_NG, self._temperatures)
+        # DDP and FSDP take the mean over ranks: times their number, it is the sum over all groups of the step.
+        weight = self.args.world_size / groups[0].num_groups
+        loss: Tensor = losses_N.sum() * weight
+        return loss
+
+    # States
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        """Write a resumable state of this step; every rank takes part."""
+        run_dir, step = self.run.run_dir, self.state.global_step
+        is_main = self.args.process_index == 0
+        loss = self._open_loss()
+        if is_main:
+            begin_state(run_dir, step)
+        self.barrier()
+        folder = beside(run_dir, step)
+        self.write_snapshot(folder)
+        if is_main:
+            self.state.save_to_json(str(folder / TRAINER_FILE))
+            self.run.write_position(folder, open_loss=loss)
+        self.barrier()
+        if is_main:
+            commit_state(run_dir, step, keep=self.run.arguments.save_total_limit)
+            self.run.events.state_saved(step)
+        self.barrier()
+
+    def write_snapshot(self, folder: Path) -> None:
+        """Write weights, optimizer, scheduler and random state into the folder."""
+        sharded = self.is_fsdp_enabled
+        is_main = self.args.process_index == 0
+        module = self._saved_module()
+        if is_main or sharded:
+            weights = snapshot.trainable_weights(module, sharded=sharded)
+            optimizer = snapshot.optimizer_state(module, self._optimizer(), sharded=sharded)
+        if is_main:
+            snapshot.save_weights(weights, folder)
+            torch.save(optimizer, folder / snapshot.OPTIMIZER_FILE)
+            torch.save(self._scheduler().state_dict(), folder / snapshot.SCHEDULER_FILE)
+            self._save_scaler(str(folder))
+        snapshot.save_random_state(folder, rank=self.args.process_index)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
+        snapshot.load_trainable_weights(
+            self._saved_module(),
+            Path(resume_from_checkpoint) / snapshot.WEIGHTS_FILE,
+            sharded=self.is_fsdp_enabled,
+        )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        snapshot.load_optimizer_state(
+            self._saved_module(),
+            self._optimizer(),
+            folder / snapshot.OPTIMIZER_FILE,
+            sharded=self.is_fsdp_enabled,
+        )
+        state = torch.load(folder / snapshot.SCHEDULER_FILE, weights_only=True)
+        self._scheduler().load_state_dict(state)
+        self._resumed_loss = self.run.read_open_loss(folder)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        rank = self.args.process_index
+        if not snapshot.load_random_state(Path(checkpoint), rank=rank):
+            self.run.events.log("warning", "another number of ranks than before: dropout differs")
+
+    def _saved_module(self) -> nn.Module:
+        module = self.accelerator.unwrap_model(self.model)
+        assert isinstance(module, nn.Module)
+        return module
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        assert isinstance(self.optimizer, torch.optim.Optimizer)
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        assert isinstance(inner, torch.optim.Optimizer)
+        return inner
+
+    def _scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
+        assert isinstance(self.lr_scheduler, torch.optim.lr_scheduler.LRScheduler)
+        return self.lr_scheduler
+
+    def barrier(self) -> None:
+        """Wait for the other ranks."""
+        self.accelerator.wait_for_everyone()
+
+    # The loss that is summed up but not logged yet belongs to the state, or a resumed run would log another mean.
+
+    def _open_loss(self) -> tuple[float, int]:
+        mean = self.accelerator.reduce(self._tr_loss.detach().clone(), reduction="mean")
+        return float(mean), self._globalstep_last_logged
+
+    def restore_open_loss(self) -> None:
+        """Put back what was summed up before the state was saved."""
+        if self._resumed_loss is not None:
+            loss, step = self._resumed_loss
+            self._tr_loss += loss
+            self._globalstep_last_logged = step
+            self._resumed_loss = None
+
+    # The log
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Report a step's numbers, summed over the ranks, as events and to the trackers."""
+        if "loss" in logs:
+            logs = {**logs, **self._speed()}
+            self._check_finite(logs)
+        super().log(logs, start_time)
+        if "loss" in logs:
+            step = self.state.global_step
+            self.run.report(step, {**logs, "epoch": float(self.state.epoch or 0.0)})
+
+    def _speed(self) -> dict[str, float]:
+        counts = torch.tensor(self._counts.totals(), dtype=torch.float64, device=self.args.device)
+        if self.args.device.type == "mps":
+            counts = counts.float()
+        pairs, tokens, truncated, seconds = self.accelerator.reduce(
+            counts, reduction="sum"
+        ).tolist()
+        seconds = max(seconds / self.args.world_size, 1e-9)
+        self._counts = _Counts()
+        return {
+            "pairs_per_s": pairs / seconds,
+            "tokens_per_s": tokens / seconds,
+            "truncated_pairs": truncated,
+            "memory_bytes": float(_memory_bytes(self.args.device)),
+        }
+
+    def _check_finite(self, logs: dict[str, float]) -> None:
+        norm = logs.get("grad_norm", 0.0)
+        # fp16's loss scaling meets infinite gradients on purpose, skips the step and goes on.
+        if not torch.isfinite(torch.tensor(norm)) and not self.args.fp16:
+            raise NotFiniteError(
+                f"the gradient norm of step {self.state.global_step} is {norm}: "
+                "a smaller --learning_rate or --max_grad_norm may help"
+            )
+
+
+class _Counts:
+    """What a rank did since the last log."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._pairs = self._tokens = self._truncated = 0
+
+    def add(self, groups: list[Group]) -> None:
+        for group in groups:
+            self._pairs += len(group.prompts)
+            self._tokens += sum(len(prompt) for prompt in group.prompts)
+            self._truncated += group.num_truncated
+
+    def totals(self) -> list[float]:
+        return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]
+
+
+class _StopCallback(TrainerCallback):
+    """Saves and stops after a step when any rank was asked to; all ranks decide the same."""
+
+    def __init__(self, trainer: RerankTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
+        self._trainer.restore_open_loss()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
+        stopper = self._trainer.run.stopper
+        asked = torch.tensor(int(stopper.requested), device=args.device)
+        if args.world_size > 1:
+            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+        if int(asked):
+            stopper.requested = True
+            control.should_save = True
+            control.should_training_stop = True
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """Return the peak: of the GPU's allocator, or of the process's resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,206 @@
+"""The command line of training: the reference's flags, every field of TrainArguments, and what becomes of the rest.
+
+Owns spelling only: aliases, the flat JSON form, what is dead, what another backend's is, what the Trainer takes as it
+is. Defaults and meanings stand on the fields of `TrainArguments`.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue, ValidationError
+
+from tevatron.core.contracts.run import TrainRun
+from tevatron.core.contracts.train import TrainArguments, aliases
+from tevatron.core.errors import ConfigError, unknown_name
+from tevatron.trainer.program.reference_flags import (
+    DEAD,
+    FIXED,
+    OTHER_BACKEND,
+    REFUSED,
+    TRANSLATED,
+)
+
+RUN_FLAGS = ("model_name_or_path", "dataset_path", "output_dir", "base_model", "resume")
+_RUN_ALIASES = {"save_dir": "output_dir", "distill_dataset_path": "dataset_path"}
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+
+
+class Parsed(NamedTuple):
+    """A run, and what its user should know about the flags."""
+
+    run: TrainRun
+    warnings: list[str]
+    from_config: bool
+    """Whether the run was read from its own config.json."""
+
+
+def parse(argv: Sequence[str]) -> Parsed:
+    """Read a command line: flags, or one JSON file with a TrainRun or with flat flags in it."""
+    if len(argv) == 1 and argv[0].endswith(".json"):
+        return _parse_json(Path(argv[0]))
+    return _from_values(_split(argv))
+
+
+def _parse_json(path: Path) -> Parsed:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected an object")
+    if isinstance(content.get("arguments"), dict):
+        return Parsed(_validated(content, source=str(path)), [], from_config=True)
+    return _from_values(content)
+
+
+def _split(argv: Sequence[str]) -> dict[str, JsonValue]:
+    """Return flags with their values as text: none means true, several make a list."""
+    values: dict[str, list[str]] = {}
+    name = None
+    for word in argv:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            if name in values:
+                raise ConfigError(f"--{name} is given twice")
+            values[name] = [value] if "=" in word else []
+        elif name is None:
+            raise ConfigError(f"expected a flag or one .json file, got '{word}'")
+        else:
+            values[name].append(word)
+    return {
+        name: True if not words else words[0] if len(words) == 1 else list(words)
+        for name, words in values.items()
+    }
+
+
+def _from_values(values: Mapping[str, JsonValue]) -> Parsed:
+    named: dict[str, JsonValue] = {}
+    warnings: list[str] = []
+    for given, value in values.items():
+        for name, one in _translate(given, value, warnings).items():
+            if name in named and named[name] != one:
+                raise ConfigError(
+                    f"--{given} says '{name}' {one!r}, another flag says {named[name]!r}"
+                )
+            named[name] = one
+    if named.get("head") == "seq_cls":
+        named.setdefault("prompt_template", "pair")
+    arguments = {
+        name: _typed(name, value)
+        for name, value in named.items()
+        if name in TrainArguments.model_fields
+    }
+    run = {name: value for name, value in named.items() if name in RUN_FLAGS}
+    rest = {
+        name: _loose(value)
+        for name, value in named.items()
+        if name not in arguments and name not in run
+    }
+    for name in ("model_name_or_path", "dataset_path", "output_dir"):
+        if name not in run:
+            raise ConfigError(f"--{name} is required")
+    run.setdefault("base_model", Path(str(run["model_name_or_path"])).name or "base")
+    return Parsed(
+        _validated({**run, "arguments": arguments, "hf_arguments": rest}, source="command line"),
+        warnings,
+        from_config=False,
+    )
+
+
+def _translate(given: str, value: JsonValue, warnings: list[str]) -> dict[str, JsonValue]:
+    """Return the fields that a flag sets; none where it is dead, an error where it is not honoured."""
+    name = {**aliases(), **_RUN_ALIASES}.get(given, given)
+    if name in RUN_FLAGS or name in TrainArguments.model_fields:
+        return {name: value}
+    if given in DEAD:
+        warnings.append(f"--{given} has no effect: {DEAD[given]}")
+        return {}
+    if given in REFUSED:
+        raise ConfigError(f"--{given} is not supported: {REFUSED[given]}")
+    if given in FIXED:
+        if str(value).lower() in FIXED[given]:
+            return {}
+        raise ConfigError(
+            f"--{given} {value} is not honoured by the hf backend; it takes {' or '.join(FIXED[given])} only"
+        )
+    if given in OTHER_BACKEND:
+        raise ConfigError(
+            f"--{given} is a flag of the megatron backend; the hf backend does not honour it"
+        )
+    if given in TRANSLATED:
+        return _translated(given, value)
+    return _passed_on(given, value, warnings)
+
+
+def _translated(given: str, value: JsonValue) -> dict[str, JsonValue]:
+    meaning = TRANSLATED[given].get(str(value).lower())
+    if meaning is None:
+        there = ", ".join(TRANSLATED[given])
+        raise ConfigError(f"--{given} must be one of {there}, got '{value}'")
+    return dict(meaning)
+
+
+def _passed_on(given: str, value: JsonValue, warnings: list[str]) -> dict[str, JsonValue]:
+    # transformers takes a second to import, which a typo or --help need not wait for.
+    from tevatron.trainer.program.backends.hf.arguments import HARMLESS, KNOWN, PASSED_ON
+
+    if given in PASSED_ON:
+        return {given: value}
+    if given in HARMLESS:
+        warnings.append(f"--{given} has no effect here")
+        return {}
+    if given in KNOWN:
+        raise ConfigError(f"--{given} is not honoured by the hf backend")
+    known = {*TrainArguments.model_fields, *aliases(), *RUN_FLAGS, *PASSED_ON}
+    raise ConfigError(unknown_name("flag", given, known))
+
+
+def _typed(name: str, value: JsonValue) -> JsonValue:
+    """Give a flag's text the shape that its field wants; pydantic does the rest."""
+    wanted = TrainArguments.model_fields[name].annotation
+    kinds = set(typing.get_args(wanted)) if isinstance(wanted, types.UnionType) else {wanted}
+    if bool in kinds:
+        return _boolean(name, value)
+    if list[str] in kinds and isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _boolean(name: str, value: JsonValue) -> bool:
+    text = str(value).lower()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise ConfigError(f"--{name} must be true or false, got '{value}'")
+
+
+def _loose(value: JsonValue) -> JsonValue:
+    """Read a flag of the Trainer's own as what its text says."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _validated(content: dict[str, typing.Any], *, source: str) -> TrainRun:
+    try:
+        return TrainRun.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "arguments")
+        raise ConfigError(
+            f"{source}: '{place}': {first['msg']}, got {first.get('input')!r}"
+        ) from error

@@ -1,0 +1,57 @@
+"""Entry of a rank: reads the flags, trains, and turns whatever goes wrong into an event and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from tevatron.core.errors import ConfigError, JobError
+from tevatron.core.logging import bound, configure_logging
+from tevatron.core.process import die_with_parent
+from tevatron.trainer.program.events import EventWriter
+from tevatron.trainer.program.flags import Parsed, parse
+from tevatron.trainer.program.settings import RankEnvironment
+
+logger = logging.getLogger(__name__)
+
+FAILED, BAD_FLAGS = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank of `tevatron.reranker.driver.train`; return its exit code."""
+    environment = RankEnvironment.read()
+    if environment.attempt is not None:
+        die_with_parent()
+    configure_logging("trainer")
+    with bound(rank=environment.rank):
+        try:
+            parsed = parse(sys.argv[1:] if argv is None else argv)
+        except ConfigError as error:
+            logger.error("%s", error)
+            return BAD_FLAGS
+        return _train(parsed, environment)
+
+
+def _train(parsed: Parsed, environment: RankEnvironment) -> int:
+    # Here and not at the top: torch takes seconds to import, and wrong flags should not wait for it.
+    from tevatron.trainer.program.failures import reason_of
+    from tevatron.trainer.program.train import train, write_config
+
+    run = parsed.run
+    run.output_dir.mkdir(parents=True, exist_ok=True)
+    events = EventWriter(run.output_dir, rank=environment.rank)
+    try:
+        if environment.rank == 0:
+            for warning in parsed.warnings:
+                logger.warning("%s", warning)
+                events.log("warning", warning)
+            if not parsed.from_config:
+                write_config(run)
+        train(run, environment, events)
+    except Exception as error:
+        phase = error.phase if isinstance(error, JobError) else None
+        logger.exception("the run failed")
+        events.failed(reason_of(error), str(error) or type(error).__name__, phase=phase)
+        return FAILED
+    return 0

@@ -1,0 +1,27 @@
+"""What the launcher tells a rank through its environment; read here and nowhere else in the program."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tevatron.core.contracts.run import ATTEMPT_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnvironment:
+    """Which rank this process is; one process without torchrun is rank 0 of 1."""
+
+    rank: int
+    world_size: int
+    attempt: str | None
+    """`<job id>:<attempt>` under a worker."""
+
+    @classmethod
+    def read(cls) -> RankEnvironment:
+        """Read torchrun's and the worker's variables."""
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            attempt=os.environ.get(ATTEMPT_VARIABLE),
+        )
