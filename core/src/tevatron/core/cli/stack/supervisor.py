@@ -221,6 +221,9 @@ class Supervisor:
             "ALLOW_HUB": str(self._options.allow_hub).lower(),
         }
         return {
+            # On one machine a worker's death is seen at once; nobody waits a minute for a lost job.
+            "TEVATRON_LEASE_S": "30",
+            "TEVATRON_HEARTBEAT_S": "5",
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             # Celery's remark about root, which a laptop's container often is.
