@@ -8,9 +8,17 @@ from fastapi import FastAPI
 
 
 def get(app: FastAPI, path: str) -> httpx.Response:
-    async def fetch() -> httpx.Response:
+    return _request(app, "GET", path, None)
+
+
+def post(app: FastAPI, path: str, body: object) -> httpx.Response:
+    return _request(app, "POST", path, body)
+
+
+def _request(app: FastAPI, method: str, path: str, body: object) -> httpx.Response:
+    async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await client.get(path)
+            return await client.request(method, path, json=body)
 
-    return anyio.run(fetch)
+    return anyio.run(send)
