@@ -32,7 +32,7 @@ def ended(client, job, *, timeout_s=90):
 
 
 def test_ctrl_c_stops_everything_in_order(stack):
-    with stack.up() as client:
+    with stack.up():
         assert httpx.get(f"{stack.file['url']}/readyz").status_code == 200
     assert set(stack.file["pids"]) == SERVICES
     assert stat.S_IMODE((stack.home / "run" / "stack.json").stat().st_mode) == 0o600
@@ -86,20 +86,21 @@ def test_port_that_is_taken_is_an_error(stack):
     assert f"port {port} of 127.0.0.1 is taken" in done.stderr
 
 
-@pytest.mark.parametrize("service", ["api", "dispatcher", "evaluator", "valkey", "postgres"])
-def test_killed_service_comes_back_and_jobs_run(stack, sample, service):
+def test_each_killed_service_comes_back_and_jobs_run(stack, sample):
     with stack.up() as client:
-        first = submit_eval(client, sample)
-        assert ended(client, first).state is JobState.SUCCEEDED
-        old = stack.file["pids"][service]
-        os.kill(old, signal.SIGKILL)
-        new = wait_for(
-            lambda: (pid := stack.file["pids"][service]) != old and pid, what=f"a new {service}"
-        )
-        assert psutil.pid_exists(new)
-        wait_for(lambda: _is_ready(stack), timeout_s=60, what="readiness")
-        assert ended(client, submit_eval(client, sample)).state is JobState.SUCCEEDED
-        assert [entry.metrics["ndcg@10"] for entry in client.evaluations()] == [1.0, 1.0]
+        for count, service in enumerate(
+            ["api", "dispatcher", "evaluator", "valkey", "postgres"], start=1
+        ):
+            old = stack.file["pids"][service]
+            os.kill(old, signal.SIGKILL)
+            new = wait_for(
+                lambda: (pid := stack.file["pids"][service]) != old and pid,  # noqa: B023
+                what=f"a new {service}",
+            )
+            assert psutil.pid_exists(new)
+            wait_for(lambda: _is_ready(stack), timeout_s=60, what=f"readiness after {service}")
+            assert ended(client, submit_eval(client, sample)).state is JobState.SUCCEEDED, service
+            assert [entry.metrics["ndcg@10"] for entry in client.evaluations()] == [1.0] * count
 
 
 def _is_ready(stack):
