@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+from tests.support.resources import make_resources
+
+from tevatron.api.scorers.allowed import check_allowed
+from tevatron.core.errors import ForbiddenError, InputError, TevatronError
+
+ALLOWED = "http://scorer.example:8100/v1"
+
+
+def test_a_scorer_is_wanted_until_a_host_takes_it_and_let_go_by_delete(
+    client: httpx.Client, sessions
+):
+    with sessions.begin() as session:
+        ids = make_resources(session, key_id=None)
+    answer = client.post(
+        "/v1/scorers", json={"checkpoint": "tune", "name": "mine", "dtype": "float32"}
+    )
+    assert answer.status_code == 202
+    scorer = answer.json()
+    assert answer.headers["location"] == f"/v1/scorers/{scorer['id']}"
+    assert (scorer["state"], scorer["checkpoint_id"], scorer["dtype"]) == (
+        "wanted",
+        ids["checkpoint"],
+        "float32",
+    )
+    assert scorer["ttl_s"] == 300.0
+    assert client.get("/v1/scorers/mine").json() == scorer
+    for _ in range(2):
+        answer = client.delete("/v1/scorers/mine")
+        assert (answer.status_code, answer.json()["state"]) == (202, "stopped")
+    served = client.delete(f"/v1/scorers/{ids['scorer']}")
+    assert served.json()["state"] == "stopping"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"checkpoint": "a", "url": ALLOWED},
+        {"model": "a"},
+        {"checkpoint": "a", "prompt_template": "tevatron"},
+        {"checkpoint": "a", "token": "x"},
+        {"checkpoint": "a", "ttl_s": 0},
+        {"checkpoint": "a", "engine": "exec"},
+        {"checkpoint": "../a"},
+    ],
+)
+def test_a_malformed_request_is_refused(client: httpx.Client, body: dict[str, object]):
+    assert client.post("/v1/scorers", json=body).status_code == 422
+
+
+def test_only_an_administrator_registers_an_outside_scorer(alice, bob, admin):
+    body = {"name": "outside", "url": ALLOWED, "token": "canary-of-the-outside"}
+    answer = alice.post("/v1/scorers", json=body)
+    assert answer.status_code == 403
+    answer = admin.post("/v1/scorers", json=body)
+    assert answer.status_code == 202
+    assert "canary" not in answer.text
+    assert (answer.json()["state"], answer.json()["external"]) == ("ready", True)
+    # Everybody may use it, nobody else may let it go.
+    assert bob.get("/v1/scorers/outside").status_code == 200
+    assert bob.delete("/v1/scorers/outside").status_code == 403
+    assert admin.delete("/v1/scorers/outside").json()["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://scorer.example:8100/v1",
+        "http://scorer.example:8100/v1/",
+        "http://scorer.example:8100/v1/a/b",
+        "HTTP://SCORER.example:8100/v1",
+    ],
+)
+def test_urls_under_the_prefix_are_allowed(url: str):
+    check_allowed(url, [ALLOWED])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://scorer.example:81000/v1",
+        "http://scorer.example:8100/v12",
+        "http://scorer.example:8100/",
+        "http://scorer.example:8100",
+        "http://scorer.example/v1",
+        "https://scorer.example:8100/v1",
+        "http://scorer.example.evil.example:8100/v1",
+        "http://evil.example:8100/v1",
+        "http://scorer.example:8100@evil.example/v1",
+        "http://user@scorer.example:8100/v1",
+        "http://evil.example#http://scorer.example:8100/v1",
+        "http://evil.example/?http://scorer.example:8100/v1",
+        "http://evil.example\\@scorer.example:8100/v1",
+        "http://scorer.example:8100/v1/../admin",
+        "http://scorer.example:8100/v1/%2e%2e/admin",
+        "http://scorer.example:8100/v1/%252e%252e/admin",
+        "http://scorer.example:8100/v1/ x",
+        "http://scorer.example:8100/v1/\n",
+        "http://scorer.example:0/v1",
+        "http://scorer.example:x/v1",
+        "http://[::1:8100/v1",
+        "http://169.254.169.254/v1",
+        "http://[::1]:8100/v1",
+        "http://2130706433:8100/v1",
+        "http://127.1:8100/v1",
+        "http://sc\N{CYRILLIC SMALL LETTER O}rer.example:8100/v1",
+        "http:///v1",
+        "//scorer.example:8100/v1",
+        "ftp://scorer.example:8100/v1",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "scorer.example:8100/v1",
+        "",
+    ],
+)
+def test_any_other_url_is_refused(url: str):
+    with pytest.raises(TevatronError) as caught:
+        check_allowed(url, [ALLOWED])
+    assert isinstance(caught.value, ForbiddenError | InputError)
+
+
+def test_nothing_is_allowed_without_a_setting():
+    with pytest.raises(ForbiddenError, match="TEVATRON_SCORER_ALLOW"):
+        check_allowed(ALLOWED, [])
