@@ -80,6 +80,8 @@ class Batcher:
         self._max_batch_tokens = max_batch_tokens
         self._limits = limits
         self._counters = counters
+        self._requests: dict[int, _Request] = {}
+        """Those that have no answer yet, by identity."""
         self._waiting: deque[_Prompt] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -103,6 +105,7 @@ class Batcher:
         num_tokens = sum(len(ids) for ids in prompts)
         self._admit(num_tokens)
         request = _Request(len(prompts), asyncio.get_running_loop().create_future())
+        self._requests[id(request)] = request
         self._waiting.extend(_Prompt(request, index, ids) for index, ids in enumerate(prompts))
         self._counters.queue_tokens += num_tokens
         self._arrived.set()
@@ -120,11 +123,11 @@ class Batcher:
             self._forget(request)
 
     async def aclose(self) -> None:
-        """Stop after the pass that runs; what waits gets an error."""
+        """Give every request that is left an error, and wait for the pass that runs."""
         self._closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._fail(_unique(self._waiting), _closing())
+        self._fail(self._requests.values(), _closing())
         await asyncio.to_thread(self._thread.shutdown)
 
     def _admit(self, num_tokens: int) -> None:
@@ -143,6 +146,7 @@ class Batcher:
         return max(1, min(60, math.ceil(self.queue_tokens / self._tokens_per_s)))
 
     def _forget(self, request: _Request) -> None:
+        del self._requests[id(request)]
         if len(request.scores) == request.num_prompts:
             return
         kept = deque(prompt for prompt in self._waiting if prompt.request is not request)
@@ -200,7 +204,7 @@ class Batcher:
             if len(request.scores) == request.num_prompts and not request.done.done():
                 request.done.set_result([request.scores[at] for at in range(request.num_prompts)])
 
-    def _fail(self, requests: Sequence[_Request], error: Exception) -> None:
+    def _fail(self, requests: Iterable[_Request], error: Exception) -> None:
         for request in requests:
             if not request.done.done():
                 request.done.set_exception(error)
