@@ -51,7 +51,12 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     arguments = config.arguments
     check_arguments(arguments, num_ranks=environment.world_size)
     base = open_base(config.model_name_or_path, arguments)
-    hf_arguments = training_arguments(arguments, config.output_dir, others=config.hf_arguments)
+    hf_arguments = training_arguments(
+        arguments,
+        config.output_dir,
+        num_ranks=environment.world_size,
+        others=config.hf_arguments,
+    )
     device = hf_arguments.device
     rows = _prepare(config, base, environment)
     run = _make_run(config, rows, environment, events, stopper)

@@ -71,9 +71,12 @@ def check_arguments(arguments: TrainArguments, *, num_ranks: int) -> None:
 
 
 def training_arguments(
-    arguments: TrainArguments, run_dir: Path, *, others: Mapping[str, JsonValue]
+    arguments: TrainArguments, run_dir: Path, *, num_ranks: int, others: Mapping[str, JsonValue]
 ) -> TrainingArguments:
     """Return the Trainer's own arguments; making them joins the ranks. `set_length` completes them."""
+    for name in others:
+        if name not in PASSED_ON:
+            raise ConfigError(f"hf_arguments: '{name}' is not honoured by the hf backend")
     schedule, schedule_options = _schedule(arguments)
     on_cpu = not torch.cuda.is_available()
     own: dict[str, object] = {
@@ -99,7 +102,7 @@ def training_arguments(
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": on_cpu,
-        "ddp_backend": "gloo" if on_cpu else None,
+        "ddp_backend": "gloo" if on_cpu and num_ranks > 1 else None,
         "ddp_find_unused_parameters": False,
         "ddp_broadcast_buffers": False,
         "dataloader_pin_memory": False,

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
 
+from tevatron.core.contracts.jobs import Phase
 from tevatron.core.packing import pack
 from tevatron.trainer.program.backends.hf import snapshot
 from tevatron.trainer.program.backends.hf.context import Run
@@ -143,6 +144,7 @@ class RerankTrainer(Trainer):
         run_dir, step = self.run.run_dir, self.state.global_step
         is_main = self.args.process_index == 0
         loss = self._open_loss()
+        self.run.events.phase(Phase.SAVING)
         if is_main:
             begin_state(run_dir, step)
         self.barrier()
@@ -156,6 +158,7 @@ class RerankTrainer(Trainer):
             commit_state(run_dir, step, keep=self.run.arguments.save_total_limit)
             self.run.events.state_saved(step)
         self.barrier()
+        self.run.events.phase(Phase.TRAINING)
 
     def write_snapshot(self, folder: Path) -> None:
         """Write weights, optimizer, scheduler and random state into the folder."""
