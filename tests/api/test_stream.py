@@ -11,7 +11,7 @@ from tests.support.resources import make_resources
 from tevatron.api.jobs import stream
 from tevatron.api.jobs.history import wants_stream
 from tevatron.core.contracts.jobs import FailReason, JobKind, Phase
-from tevatron.core.store.claims import append_events, claim_next_job, enter, fail
+from tevatron.core.store.claims import append_events, claim_next_job, fail
 from tevatron.core.store.lifecycle import NewEvent
 from tevatron.core.store.models import EventType
 
@@ -32,7 +32,7 @@ def run_to_the_end(sessions, job_id: str, *, pause_s: float = 0.0) -> None:
     assert claim.job_id == job_id
     time.sleep(pause_s)
     with sessions.begin() as session:
-        enter(session, claim, Phase.TRAINING)
+        append_events(session, claim, [NewEvent(EventType.PHASE, {"phase": "training"})])
     time.sleep(pause_s)
     with sessions.begin() as session:
         append_events(
