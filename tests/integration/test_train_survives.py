@@ -1,0 +1,80 @@
+"""kill -9 of every part, each in the middle of a train job: it succeeds by itself, once, and loses no saved step."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from tests.integration.live_stack import LiveStack, ranks_of, torchrun_of, train_job
+from tests.support.processes import wait_for
+
+from tevatron.core.process import processes_with_marker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.db]
+
+STEPS = 120
+SAVE_STEPS = 10
+MIDDLE = 25
+
+
+def kill(stack: LiveStack, part: str, job_id: str) -> None:
+    if part == "torchrun":
+        os.kill(torchrun_of(job_id), signal.SIGKILL)
+    elif part == "rank":
+        os.kill(ranks_of(job_id)[-1], signal.SIGKILL)
+    else:
+        stack.kill(part)
+
+
+def assert_whole(stack: LiveStack, job_id: str, *, saved_before: int) -> None:
+    """Every step was trained, an attempt goes on where the last saved state ends, and one checkpoint is there."""
+    job = stack.job(job_id)
+    steps = [stack.steps(job_id, attempt=attempt) for attempt in range(1, job.attempt + 1)]
+    assert sorted({step for attempt in steps for step in attempt}) == list(range(1, STEPS + 1))
+    for attempt in steps[1:]:
+        assert attempt == list(range(attempt[0], STEPS + 1))
+        assert attempt[0] > saved_before
+        assert (attempt[0] - 1) % SAVE_STEPS == 0
+    [path] = stack.published_by(job_id)
+    assert (stack.data / path / "reranker.json").is_file()
+    stack.assert_succeeded_once(job_id)
+
+
+@pytest.mark.parametrize("part", ["trainer", "torchrun", "rank"])
+def test_killed_with_the_ranks_it_goes_on_from_the_saved_state(stack: LiveStack, part: str) -> None:
+    job_id = stack.submit(train_job(num_processes=2, steps=STEPS, save_steps=SAVE_STEPS))
+    stack.wait_step(job_id, MIDDLE)
+    marked = processes_with_marker(f"{job_id}:1")
+    saved_before = stack.saved_steps(job_id)[-1]
+    kill(stack, part, job_id)
+    wait_for(
+        lambda: not set(marked) & set(processes_with_marker(f"{job_id}:1")),
+        timeout_s=10,
+        what="the end of the first attempt's processes",
+    )
+    assert stack.wait_succeeded(job_id).attempt == 2
+    assert_whole(stack, job_id, saved_before=saved_before)
+
+
+@pytest.mark.parametrize("part", ["api", "dispatcher", "valkey"])
+def test_killed_beside_the_ranks_it_goes_on_untouched(stack: LiveStack, part: str) -> None:
+    job_id = stack.submit(train_job(num_processes=2, steps=STEPS, save_steps=SAVE_STEPS))
+    stack.wait_step(job_id, MIDDLE)
+    before = stack.pid(part)
+    kill(stack, part, job_id)
+    assert stack.wait_succeeded(job_id).attempt == 1
+    assert stack.steps(job_id, attempt=1) == list(range(1, STEPS + 1))
+    assert_whole(stack, job_id, saved_before=0)
+    assert stack.pid(part) != before
+
+
+def test_jobs_that_are_queued_when_valkey_loses_its_data_run_all_the_same(stack: LiveStack) -> None:
+    running = stack.submit(train_job(steps=STEPS))
+    queued = [stack.submit(train_job(steps=2)) for _ in range(3)]
+    stack.wait_step(running, 5)
+    stack.kill("valkey")
+    for job_id in [running, *queued]:
+        assert stack.wait_succeeded(job_id).attempt == 1
+        assert len(stack.published_by(job_id)) == 1
+        stack.assert_succeeded_once(job_id)
