@@ -287,6 +287,8 @@ def test_candidates_below_the_rerank_depth_keep_their_order(jobs, host):
     assert list(run["q1"]) == ["d1", "d3", "d4", "d5", "d2"]
     assert host.served[0].num_pairs == 4
     assert job.result["first_stage_metrics"]["mrr@10"] < job.result["metrics"]["mrr@10"]
+    table = (jobs.folder(job.id) / "metrics.md").read_text().splitlines()
+    assert [line.split()[1] for line in table] == ["system", "--------", "ranklist", "reranked"]
     evaluation, _ = jobs.evaluation(job.id)
     assert evaluation.rerank["depth"] == 2
     assert evaluation.first_stage["metrics"] == job.result["first_stage_metrics"]
@@ -427,26 +429,27 @@ def test_scorer_that_dies_in_the_middle_and_comes_back_elsewhere_is_waited_for(j
 
 def test_host_that_dies_in_the_middle_leaves_the_scorer_to_another(jobs, make_host):
     first, second = make_host(), make_host()
-    died = threading.Event()
+    third, gone = threading.Event(), threading.Event()
 
-    def die(pairs):
-        if len(first.served[0].requests) == 3 and not died.is_set():
-            died.set()
+    def hang_at_the_third(pairs):
+        if len(first.served[0].requests) == 3:
+            third.set()
+            gone.wait(30)
 
-    first.prepare = lambda scorer: setattr(scorer, "before_answer", die)
+    first.prepare = lambda scorer: setattr(scorer, "before_answer", hang_at_the_third)
     first.start()
     job_id = jobs.submit(rerank=reranked())
     worker = threading.Thread(target=jobs.work)
     worker.start()
-    assert died.wait(10)
+    assert third.wait(30)
     first.die()
-    time.sleep(0.3)
+    gone.set()
     second.start()
-    worker.join(30)
+    worker.join(60)
     job = jobs.job(job_id)
     assert job.state is JobState.SUCCEEDED, job.message
-    assert second.served
-    assert first.served[0].num_pairs + second.served[0].num_pairs <= 9 + 2
+    # Two chunks were kept, the third one was lost on its way.
+    assert second.served[0].num_pairs == 9 - 4
     phases = [data["phase"] for data in jobs.events(job_id, EventType.PHASE)]
     assert phases.count("waiting_for_scorer") >= 2
 
@@ -506,6 +509,24 @@ def test_pair_that_a_scorer_refuses_is_a_data_error(jobs, host):
     assert "query 'q1' alone takes 600 tokens" in job.message
 
 
+def test_model_that_gives_no_number_has_a_reason_of_its_own(jobs, host):
+    problem = {"code": "not_finite", "detail": "query 'q1', document 'd1' scores nan"}
+    host.prepare = lambda scorer: scorer.answers.append((422, {}, problem))
+    job = jobs.run(rerank=reranked())
+    assert (job.state, job.reason, job.phase) == (JobState.FAILED, "not_finite", "scoring")
+    assert "document 'd1' scores nan" in job.message
+
+
+def test_id_that_no_scorer_takes_is_a_data_error(jobs, host):
+    folder = jobs.settings.data / "datasets" / "long"
+    write_beir(folder, corpus=CORPUS | {"x" * 1001: ("", "green tea")})
+    with jobs.sessions.begin() as session:
+        jobs.add_dataset(session, "long", DatasetKind.BEIR, folder)
+    job = jobs.run(dataset="long", rerank=reranked())
+    assert (job.state, job.reason) == (JobState.FAILED, "data_error")
+    assert "cannot be sent to a scorer: String should have at most 1000 characters" in job.message
+
+
 @pytest.mark.parametrize(
     ("run", "says"),
     [
@@ -559,13 +580,13 @@ def test_a_scorers_row_of_an_earlier_attempt_is_found_again(jobs, sessions):
         assert len(session.scalars(select(Scorer)).all()) == 1
 
 
-def test_fifty_jobs_run_once_each(jobs):
-    ids = [jobs.submit(first_stage=Bm25(depth=5)) for _ in range(50)]
+def test_many_jobs_run_once_each(jobs):
+    ids = [jobs.submit(first_stage=Bm25(depth=5)) for _ in range(20)]
     while jobs.work():
         pass
     found = [jobs.job(job_id) for job_id in ids]
     assert {(job.state, job.attempt) for job in found} == {(JobState.SUCCEEDED, 1)}
-    assert len({job.result["evaluation_id"] for job in found}) == 50
+    assert len({job.result["evaluation_id"] for job in found}) == 20
 
 
 def test_evaluation_id_follows_from_the_job(jobs):

@@ -35,6 +35,12 @@ class ScorerRefusedError(TevatronError):
     code = "scorer_refused"
 
 
+class NotFiniteScoreError(InputError):
+    """The model gives no number for a pair."""
+
+    code = "not_finite"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """Where a scorer answers."""
@@ -119,7 +125,7 @@ def score_all(
         UnavailableError: no backend answers.
         ScorerAnswerError: an answer was not what was asked for.
         ScorerRefusedError: a backend refused the token or the address.
-        InputError: a backend found a pair that cannot be scored.
+        InputError: a backend found a pair that cannot be scored; NotFiniteScoreError where the model gives no number.
     """
     if not backends:
         raise UnavailableError("no scorer to send pairs to")
@@ -356,7 +362,12 @@ def _raise_if_refused(url: str, chunk: _Chunk, response: httpx.Response) -> None
         raise _TooLargeError
     if status in (httpx.codes.UNPROCESSABLE_ENTITY, httpx.codes.BAD_REQUEST):
         queries = list(dict.fromkeys(candidate.query_id for candidate in chunk.candidates))
-        raise InputError(
+        kind = (
+            NotFiniteScoreError
+            if _problem(response).get("code") == NotFiniteScoreError.code
+            else InputError
+        )
+        raise kind(
             f"scorer {url} refused {len(chunk.candidates)} pairs of queries {queries[:3]}: {status} {_detail(response)}"
         )
     if not (status == httpx.codes.TOO_MANY_REQUESTS or status >= 500):
@@ -399,10 +410,14 @@ def _retry_after(response: httpx.Response) -> float:
 
 def _detail(response: httpx.Response) -> str:
     """Return a problem document's detail, or the beginning of the text."""
+    detail = _problem(response).get("detail")
+    return str(detail)[:500] if detail else response.text[:200].strip() or response.reason_phrase
+
+
+def _problem(response: httpx.Response) -> dict[str, object]:
+    """Return the answer as a problem document; an empty one where it is none."""
     try:
         document = response.json()
     except ValueError:
-        document = None
-    if isinstance(document, dict) and document.get("detail"):
-        return str(document["detail"])[:500]
-    return response.text[:200].strip() or response.reason_phrase
+        return {}
+    return document if isinstance(document, dict) else {}

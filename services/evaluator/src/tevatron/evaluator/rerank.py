@@ -10,13 +10,21 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 
+from pydantic import ValidationError
+
 from tevatron.core.contracts.jobs import FailReason, Phase, Rerank
 from tevatron.core.contracts.scores import Candidate
 from tevatron.core.errors import InputError, JobError, UnavailableError
 from tevatron.core.formats.beir import BeirFolder, Document
 from tevatron.core.worker.runner import JobContext
 from tevatron.evaluator.metrics import Run, cut, rank
-from tevatron.evaluator.pool import PoolOptions, ScorerAnswerError, ScorerRefusedError, score_all
+from tevatron.evaluator.pool import (
+    NotFiniteScoreError,
+    PoolOptions,
+    ScorerAnswerError,
+    ScorerRefusedError,
+    score_all,
+)
 from tevatron.evaluator.score_log import ScoreLog
 from tevatron.evaluator.scorers import Endpoint, JobScorers
 
@@ -47,13 +55,19 @@ def make_candidates(
     for query_id, scores in run.items():
         for docid in scores:
             document = documents[docid]
-            yield Candidate(
-                query_id=query_id,
-                docid=docid,
-                query=queries[query_id],
-                title=document.title,
-                text=document.text,
-            )
+            try:
+                yield Candidate(
+                    query_id=query_id,
+                    docid=docid,
+                    query=queries[query_id],
+                    title=document.title,
+                    text=document.text,
+                )
+            except ValidationError as error:
+                raise InputError(
+                    f"query '{query_id[:100]}', document '{docid[:100]}' cannot be sent to a scorer: "
+                    f"{error.errors(include_url=False)[0]['msg']}"
+                ) from error
 
 
 def merge(first: Run, scored: Run) -> dict[str, dict[str, float]]:
@@ -123,6 +137,10 @@ class Reranker:
                 self._bear(error, progressed=len(self._log) > had)
             except ScorerAnswerError as error:
                 raise _scorer_failed(str(error)) from error
+            except NotFiniteScoreError as error:
+                raise JobError(
+                    str(error), reason=FailReason.NOT_FINITE, phase=Phase.SCORING
+                ) from error
             else:
                 return merge(first, scored)
 

@@ -41,11 +41,13 @@ from tevatron.evaluator.pool import PoolOptions
 from tevatron.evaluator.rerank import Reranker, identity_of, read_documents
 from tevatron.evaluator.score_log import ScoreLog
 from tevatron.evaluator.scorers import JobScorers, patiently
+from tevatron.evaluator.tables import System, compare
 
 RUNS = "runs"
 CACHE = "cache"
 FIRST_STAGE_NAME = "first_stage.txt"
 RUN_NAME = "run.txt"
+TABLE_NAME = "metrics.md"
 SCORES_NAME = "scores.jsonl"
 
 WATCHED = Metric(MetricName.NDCG, 10)
@@ -181,6 +183,7 @@ def _finish(
     if run is not first:
         _warn_if_below(ctx, *_watched(collection.qrels, first, run, first_found, found))
     ctx.metrics(dict(found.means))
+    _write_table(ctx, spec, first_found, found)
     evaluation_id = f"eval_{ctx.claim.job_id.partition('_')[2]}"
     run_sha256 = sha256_file(ctx.settings.data / RUNS / ctx.claim.job_id / RUN_NAME)
 
@@ -216,6 +219,19 @@ def _finish(
         },
         write=write,
     )
+
+
+def _write_table(ctx: JobContext, spec: EvalJob, first_found: Metrics, found: Metrics) -> None:
+    """Leave the numbers beside the run, to be read or pasted."""
+    first_name = spec.first_stage.kind
+    systems = [System(first_name, first_found.means)]
+    if spec.rerank is not None:
+        name = ctx.claim.name or "reranked"
+        systems.append(System(name if name != first_name else "reranked", found.means))
+    with whole_file(ctx.settings.data / RUNS / ctx.claim.job_id / TABLE_NAME) as beside:
+        beside.write_text(
+            compare(systems, list(found.means), first_stage=first_name), encoding="utf-8"
+        )
 
 
 def _watched(
