@@ -9,9 +9,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, inspect, text
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -64,7 +63,11 @@ def check_schema(engine: Engine) -> None:
     """Refuse a database whose schema is not this build's."""
     expected = ScriptDirectory.from_config(alembic_config()).get_current_head()
     with engine.connect() as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
+        found = (
+            connection.scalar(text("SELECT version_num FROM alembic_version"))
+            if inspect(connection).has_table("alembic_version")
+            else None
+        )
     if found != expected:
         raise ConfigError(
             f"the database's schema is at revision {found or 'none'}, this build needs {expected}: "

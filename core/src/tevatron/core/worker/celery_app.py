@@ -7,12 +7,17 @@ twice (measured, docs/decisions). No result backend, no retries, no countdowns: 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from celery import Celery
 from kombu.entity import Queue
+from kombu.exceptions import OperationalError
 from pydantic import JsonValue
+from redis.exceptions import RedisError
 
 from tevatron.core.contracts.jobs import JobKind
-from tevatron.core.errors import ConfigError
+from tevatron.core.errors import ConfigError, UnavailableError
 from tevatron.core.settings import Settings
 
 WAKE_TASK = "tevatron.wake"
@@ -97,11 +102,20 @@ def check_settings(app: Celery) -> None:
 
 
 def publish(app: Celery, kind: JobKind, *, job_id: str) -> None:
-    """Send one wake-up; kombu's `OperationalError` when the broker does not answer."""
-    app.send_task(WAKE_TASK, kwargs={"job_id": job_id}, queue=QUEUES[kind], retry=False)
+    """Send one wake-up; `UnavailableError` when the broker does not answer."""
+    with _answering():
+        app.send_task(WAKE_TASK, kwargs={"job_id": job_id}, queue=QUEUES[kind], retry=False)
 
 
 def num_messages(app: Celery, queue: str) -> int:
-    """Return how many wake-ups lie in the queue; kombu's `OperationalError` when the broker does not answer."""
-    with app.connection_for_write() as connection, connection.channel() as channel:
+    """Return how many wake-ups lie in the queue; `UnavailableError` when the broker does not answer."""
+    with _answering(), app.connection_for_write() as connection, connection.channel() as channel:
         return int(channel.queue_declare(queue=queue, durable=True).message_count)
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, RedisError, OSError) as error:
+        raise UnavailableError(f"the broker does not answer: {error}") from error

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import TypeVar
 
 from pydantic import JsonValue
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
 
 from tevatron.core.contracts.jobs import EventType, Phase
 from tevatron.core.settings import Settings
@@ -34,7 +36,10 @@ FLUSH_S = 1.0
 """What was reported is stored at least this often."""
 SLICE_S = 0.05
 """A shutdown is a flag set by a signal handler, which cannot safely wake a waiting thread; so it is looked at."""
+RETRY_S = 0.5
 MAX_MESSAGE = 10_000
+
+Answer = TypeVar("Answer")
 
 
 class StopReason(StrEnum):
@@ -130,6 +135,20 @@ class JobContext:
         while (reason := self.stop_reason) is None and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, SLICE_S))
         return reason
+
+    def in_transaction(self, work: Callable[[Session], Answer]) -> Answer:
+        """Run `work` in a transaction of its own, again while the database does not answer.
+
+        `work` may run more than once. Raises `Stopped` when the job must stop before it came through.
+        """
+        while True:
+            try:
+                with self.sessions.begin() as session:
+                    return work(session)
+            except TRANSIENT as error:
+                self.note_silence(error)
+            if self.wait(RETRY_S) is not None:
+                self.check()
 
     @property
     def lease_left_s(self) -> float:

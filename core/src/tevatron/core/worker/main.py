@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Mapping
 
 from celery import signals
-from sqlalchemy.exc import OperationalError
+from celery.exceptions import SecurityWarning
 
 from tevatron.core.contracts.jobs import JobKind
 from tevatron.core.logging import configure_logging
 from tevatron.core.settings import Settings
 from tevatron.core.store.session import check_schema, make_engine, make_sessions
 from tevatron.core.worker.celery_app import QUEUES, WAKE_TASK, check_settings, make_celery
+from tevatron.core.worker.context import TRANSIENT
 from tevatron.core.worker.runner import Handler, run_next_job
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ def serve(service: str, handlers: Mapping[JobKind, Handler], settings: Settings)
     it has, then the job goes back to the queue.
     """
     configure_logging(service)
+    # Celery warns root of pickled messages; ours are JSON.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     engine = make_engine(settings.require_database())
     check_schema(engine)
     sessions = make_sessions(engine)
@@ -62,7 +66,7 @@ def serve(service: str, handlers: Mapping[JobKind, Handler], settings: Settings)
                 should_stop=shutdown.is_requested,
             ):
                 pass
-        except OperationalError:
+        except TRANSIENT:
             # The dispatcher wakes us again for every row that is still queued.
             logger.exception("woken for %s, but the database does not answer", job_id)
 

@@ -40,7 +40,7 @@ from tevatron.core.store.claims import (
 )
 from tevatron.core.store.leases import LeaseLostError
 from tevatron.core.store.session import Sessions
-from tevatron.core.worker.context import TRANSIENT, JobContext, Stopped, StopReason
+from tevatron.core.worker.context import RETRY_S, TRANSIENT, JobContext, Stopped, StopReason
 
 __all__ = [
     "AttemptLostError",
@@ -53,8 +53,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-RETRY_S = 0.5
 
 _REASONS: dict[type[Exception], FailReason] = {
     FormatError: FailReason.DATA_ERROR,
@@ -75,6 +73,10 @@ class AttemptLostError(TevatronError):
     """What the handler ran was killed from outside: another attempt may do better. None of its processes is left."""
 
     code = "attempt_lost"
+
+
+_PASSING = (AttemptLostError, *TRANSIENT)
+"""Another attempt may go well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def _work(context: JobContext, handler: Handler) -> Finished | Exception:
         return stopped
     except Exception as error:
         # The border of the job: whatever it was, the worker goes on and the job says what happened.
-        if not isinstance(error, JobError | InputError | AttemptLostError):
+        if not isinstance(error, (JobError, InputError, *_PASSING)):
             logger.exception("the job's handler failed")
         return error
 
@@ -163,7 +165,7 @@ def _end(context: JobContext, outcome: Finished | Exception) -> None:
             "job %s is released, it failed while shutting down: %s", claim.job_id, outcome
         )
         _store(context, lambda session: release(session, claim))
-    elif isinstance(outcome, AttemptLostError):
+    elif isinstance(outcome, _PASSING):
         logger.warning("job %s: attempt %d is lost: %s", claim.job_id, claim.attempt, outcome)
         lost, most = str(outcome), context.settings.max_attempts
         _store(context, lambda session: lose(session, claim, message=lost, max_attempts=most))
