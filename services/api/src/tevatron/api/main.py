@@ -73,6 +73,9 @@ def serve(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=5,
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises the signal again once it has stopped well, which would end us with its status.
+        signal.signal(number, lambda *_: None)
     try:
         Server(config).run()
     finally:
