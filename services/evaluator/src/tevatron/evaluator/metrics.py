@@ -17,6 +17,8 @@ from enum import StrEnum
 from numbers import Integral, Real
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pytrec_eval
 
 from tevatron.core.errors import ConfigError, InputError
@@ -233,25 +235,36 @@ def _checked_grades(qid: str, grades: Mapping[str, int]) -> dict[str, int]:
 
 def _checked_scores(qid: str, scores: Mapping[str, float]) -> dict[str, float]:
     _check_ids(qid, scores)
-    checked: dict[str, float] = {}
-    for docid, score in scores.items():
-        if isinstance(score, bool) or not isinstance(score, Real):
-            raise InputError(
-                f"score of query '{qid}', document '{docid}' must be a number, got {score!r} ({type(score).__name__})"
-            )
-        checked[docid] = float(score)
-        if math.isnan(checked[docid]):
-            raise InputError(
-                f"score of query '{qid}', document '{docid}' is NaN; it has no place in a ranking"
-            )
-    return checked
+    if isinstance(scores, dict) and set(map(type, scores.values())) <= {float, int}:
+        # The usual case, without a step of Python for every document.
+        plain = scores
+    else:
+        plain = {docid: _as_float(qid, docid, score) for docid, score in scores.items()}
+    if np.isnan(_values_of(plain)).any():
+        docid = next(docid for docid, score in plain.items() if math.isnan(score))
+        raise InputError(
+            f"score of query '{qid}', document '{docid}' is NaN; it has no place in a ranking"
+        )
+    return plain
+
+
+def _as_float(qid: str, docid: str, score: object) -> float:
+    if isinstance(score, bool) or not isinstance(score, Real):
+        raise InputError(
+            f"score of query '{qid}', document '{docid}' must be a number, got {score!r} ({type(score).__name__})"
+        )
+    return float(score)
+
+
+def _values_of(scores: Mapping[str, float]) -> npt.NDArray[np.float64]:
+    return np.fromiter(scores.values(), np.float64, len(scores))
 
 
 def _count_tied(scores: Mapping[str, float]) -> int:
-    counts: dict[float, int] = {}
-    for single in array("f", scores.values()):
-        counts[single] = counts.get(single, 0) + 1
-    return sum(count for count in counts.values() if count > 1)
+    with np.errstate(over="ignore"):
+        singles = _values_of(scores).astype(np.float32)
+    counts = np.unique_counts(singles).counts
+    return int(counts[counts > 1].sum())
 
 
 def _examples(ids: Iterable[str]) -> str:
