@@ -23,7 +23,7 @@ help:
 	@echo "make test      lint, types, import borders and all tests"
 	@echo "make up        run the whole stack in the foreground"
 	@echo "make install   make .venv; PYTHON=<interpreter> chooses its Python"
-	@echo "make lint types imports pytest format openapi"
+	@echo "make lint types imports pytest format openapi bench-<name of a file in benchmarks/>"
 
 install:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
@@ -57,3 +57,7 @@ up: install
 
 openapi: install
 	"$(BIN)/python" -m tevatron.api.openapi docs/openapi.json
+
+# make bench-demo runs benchmarks/demo.py, and so on.
+bench-%: install
+	"$(BIN)/python" "benchmarks/$*.py" $(ARGS)

@@ -24,13 +24,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from smollm2 import smollm2_folder
 
 from tevatron.core.cli.client import Client, read_stack_file
 from tevatron.core.cli.follow import all_succeeded, follow_jobs
 from tevatron.core.cli.output import print_evaluations, print_jobs
-from tevatron.core.cli.specs import RunFile, dataset_request, model_request
+from tevatron.core.cli.specs import dataset_request, model_request
 from tevatron.core.cli.submit import register
 from tevatron.core.contracts.jobs import Bm25, EvalJob, From, JobGroup, Rerank, TrainJob
 from tevatron.core.contracts.resources import EvaluationResource
@@ -187,8 +188,24 @@ def _wait_ready(stack: subprocess.Popen[bytes], home: Path) -> str:
     raise UnavailableError(f"the stack did not come up; the end of its log:\n{last}")
 
 
+class Names(NamedTuple):
+    """Under which names the input is registered, and how many rows train."""
+
+    model: str
+    training: str
+    heldout: str
+    num_rows: int
+
+
 def run_jobs(client: Client, work: Input, recipe: Recipe) -> list[EvaluationResource]:
-    """Register the input, send the jobs in one request, follow them; returns the evaluations in their order."""
+    """Register the input, send the jobs in one request, follow them; returns the evaluations, newest first."""
+    jobs = demo_jobs(register_input(client, work), recipe)
+    _say("one request, four jobs: BM25, the untrained model, training, the trained model")
+    return follow(client, jobs)
+
+
+def register_input(client: Client, work: Input) -> Names:
+    """Make model and data known to the API, unless they are."""
     tag = _digest(f"{work.training} {work.model}")
     is_folder = Path(work.model).is_dir()
     model = model_request(
@@ -199,31 +216,32 @@ def run_jobs(client: Client, work: Input, recipe: Recipe) -> list[EvaluationReso
     )
     training = dataset_request(f"demo-train-{tag}", path=work.training, kind="training")
     heldout = dataset_request(f"demo-test-{tag}", path=work.heldout, kind="beir")
+    register(client, models=[model], datasets=[training, heldout])
     with work.training.open(encoding="utf-8") as rows:
         num_rows = sum(1 for _ in rows)
-    jobs = demo_jobs(model.name, training.name, heldout.name, recipe, num_rows=num_rows)
-    register(client, RunFile(models=[model], datasets=[training, heldout], jobs=jobs))
-    submitted = client.submit(jobs)
-    _say("one request, four jobs: BM25, the untrained model, training, the trained model")
-    ended = follow_jobs(client, submitted)
+    return Names(model.name, training.name, heldout.name, num_rows)
+
+
+def follow(client: Client, jobs: JobGroup) -> list[EvaluationResource]:
+    """Submit the jobs and follow them to their end; returns their evaluations, newest first, as the API lists them."""
+    ended = follow_jobs(client, client.submit(jobs))
     if not all_succeeded(ended):
         print_jobs(ended)
         raise UnavailableError("not every job succeeded")
     by_job = {entry.job_id: entry for entry in client.evaluations()}
-    # Newest first, as the API lists them.
     return [by_job[job.id] for job in reversed(ended) if job.id in by_job]
 
 
-def demo_jobs(
-    model: str, training: str, heldout: str, recipe: Recipe, *, num_rows: int
-) -> JobGroup:
+def demo_jobs(names: Names, recipe: Recipe) -> JobGroup:
     """Return the four jobs."""
     arguments = TrainArguments(
         prompt_template=PROMPT_TEMPLATE,
         rerank_max_len=recipe.max_length,
         train_group_size=recipe.group_size,
         per_device_train_batch_size=recipe.queries_per_step,
-        max_steps=min(recipe.max_steps, round(recipe.epochs * num_rows / recipe.queries_per_step)),
+        max_steps=min(
+            recipe.max_steps, round(recipe.epochs * names.num_rows / recipe.queries_per_step)
+        ),
         learning_rate=recipe.learning_rate,
         warmup_ratio=0.1,
         logging_steps=1,
@@ -231,7 +249,7 @@ def demo_jobs(
     )
     first = Bm25(depth=100)
     untrained = Rerank(
-        model=model,
+        model=names.model,
         prompt_template=PROMPT_TEMPLATE,
         max_length=recipe.max_length,
         depth=recipe.rerank_depth,
@@ -239,12 +257,16 @@ def demo_jobs(
     trained = Rerank(checkpoint=From(source="train"), depth=recipe.rerank_depth)
     return JobGroup(
         jobs={
-            "bm25": EvalJob(name="BM25", dataset=heldout, first_stage=first),
+            "bm25": EvalJob(name="BM25", dataset=names.heldout, first_stage=first),
             "untrained": EvalJob(
-                name="untrained", dataset=heldout, first_stage=first, rerank=untrained
+                name="untrained", dataset=names.heldout, first_stage=first, rerank=untrained
             ),
-            "train": TrainJob(name="train", model=model, dataset=training, arguments=arguments),
-            "trained": EvalJob(name="trained", dataset=heldout, first_stage=first, rerank=trained),
+            "train": TrainJob(
+                name="train", model=names.model, dataset=names.training, arguments=arguments
+            ),
+            "trained": EvalJob(
+                name="trained", dataset=names.heldout, first_stage=first, rerank=trained
+            ),
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,9 @@ from tevatron.core.cli.jobs import Json, connect, registered_names
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from tevatron.core.cli import specs
     from tevatron.core.cli.client import Client
     from tevatron.core.contracts.jobs import JobGroup, JobSpec
+    from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
 
 app = typer.Typer(help="Submit one job.", no_args_is_help=True)
 
@@ -166,16 +167,18 @@ def run(
 
     content = specs.read_run_file(file)
     with connect() as client:
-        register(client, content)
+        register(client, models=content.models, datasets=content.datasets)
     _submit(content.jobs, follow=follow, json=json)
 
 
-def register(client: Client, content: specs.RunFile) -> None:
+def register(
+    client: Client, *, models: Sequence[ModelRequest], datasets: Sequence[DatasetRequest]
+) -> None:
     """Register what is not there yet under its name; another thing of that name is an error."""
     from tevatron.core.errors import ConflictError
 
     have_models = {entry.name: entry for entry in client.models()}
-    for model in content.models:
+    for model in models:
         old = have_models.get(model.name)
         if old is None:
             client.register_model(model)
@@ -183,7 +186,7 @@ def register(client: Client, content: specs.RunFile) -> None:
             source = old.path or old.hub_id
             raise ConflictError(f"a model named '{model.name}' exists and is another one: {source}")
     have_datasets = {entry.name: entry for entry in client.datasets()}
-    for dataset in content.datasets:
+    for dataset in datasets:
         known = have_datasets.get(dataset.name)
         if known is None:
             client.register_dataset(dataset)
