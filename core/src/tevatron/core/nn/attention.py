@@ -8,10 +8,12 @@ Shapes: T tokens of a packed row, H heads, K key heads, D head size, B rows, S l
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,8 @@ _windows: ContextVar[list[int | None] | None] = ContextVar(
     "tevatron_attention_windows", default=None
 )
 
+# torch 2.11, which the Megatron environment has, takes fewer key heads without being told.
+_ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -130,6 +134,7 @@ def _flash(
     window: int | None,
 ) -> Tensor:
     longest = max(segments.lengths)
+    grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _ENABLE_GQA else {}
     # The kernel's window counts the keys before a query; a model's counts the query itself too.
     sides = (window - 1, 0) if window is not None and window < longest else (-1, 0)
     out = varlen_attn(
@@ -142,7 +147,7 @@ def _flash(
         longest,
         scale=scaling,
         window_size=sides,
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     assert isinstance(out, Tensor)
     return out.unsqueeze(0)

@@ -111,9 +111,15 @@ def training_arguments(
     }
     if arguments.fsdp:
         own["fsdp"] = True
+        # Without it micro batches would hold whole gradients, which is what sharding is there to avoid.
+        own["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         own["fsdp_config"] = {"reshard_after_forward": arguments.fsdp == "full_shard"}
     values: dict[str, Any] = {**own, **others}
-    return TrainingArguments(**values)
+    made = TrainingArguments(**values)
+    # One process that sees several GPUs would be run under DataParallel, which cannot take packed rows apart.
+    made.device  # noqa: B018  it counts the GPUs when it is first asked for
+    made._n_gpu = min(made.n_gpu, 1)
+    return made
 
 
 def set_length(made: TrainingArguments, arguments: TrainArguments, *, total_steps: int) -> None:

@@ -108,11 +108,12 @@ class RerankTrainer(Trainer):
         """Return how many passes to run: as many as the other ranks where they meet in each, or in the last."""
         if self.args.world_size == 1:
             return own
+        most = own
         if self.is_fsdp_enabled:
-            most = torch.tensor(own, device=self.args.device)
-            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-            return int(most)
-        return max(own, 1)
+            numbers = torch.tensor(own, device=self.args.device)
+            torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
+            most = int(numbers)
+        return max(most, 1)
 
     def _without_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         # FSDP without sync would keep whole gradients; it adds up sharded ones by itself.

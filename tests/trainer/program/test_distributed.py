@@ -1,0 +1,104 @@
+"""Two gloo ranks under torchrun: the losses of one rank, a stop that all agree on, one report of a failure."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.trainer.program.training import losses, make_run, of_type, read_events, run_training
+
+from tevatron.trainer.program.train import write_config
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 240
+
+
+def start(run):
+    write_config(run)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", "2", "-m", "tevatron.reranker.driver.train", str(run.output_dir / "config.json"),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def ranks_of(process):
+    """Return the pids of torchrun's ranks by rank."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children]
+
+
+def wait_for_step(run, step):
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (run.output_dir / "events.jsonl").exists():
+            done = [data["step"] for data in of_type(read_events(run.output_dir), "metrics")]
+            if done and done[-1] >= step:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"step {step} was not reached")
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_learn_as_one_also_across_a_stop(llama, dataset, tmp_path):
+    options = {"num_train_epochs": 30, "save_steps": 1000, "packing_max_tokens": 300}
+    one = run_training(make_run(llama, dataset, tmp_path / "one", **options))
+    # Two queries a rank: the last step of an epoch has one query, so that rank 1 has none.
+    run = make_run(
+        llama,
+        dataset,
+        tmp_path / "two",
+        **options,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=True,
+    )
+    process = start(run)
+    wait_for_step(run, 5)
+    # The signal reaches one rank alone; the other learns of it from that one.
+    os.kill(ranks_of(process)[-1], signal.SIGTERM)
+    status, output = finish(process)
+    assert status == 0, output
+    (stopped,) = of_type(read_events(run.output_dir), "stopped")
+    assert stopped["step"] >= 5
+    assert of_type(read_events(run.output_dir), "exported") == []
+    status, output = finish(start(run))
+    assert status == 0, output
+    events = read_events(run.output_dir)
+    assert [data["step"] for data in of_type(events, "metrics")] == list(range(1, 121))
+    # fp32 sums in another order drift apart as the steps go by.
+    assert losses(events)[:8] == pytest.approx(losses(one)[:8], abs=1e-5)
+    assert losses(events) == pytest.approx(losses(one), abs=2e-3)
+    assert of_type(events, "exported") == [{"step": 120}]
+
+
+@pytest.mark.timeout(600)
+def test_a_failure_is_reported_and_ends_all_ranks(llama, tmp_path):
+    dataset = tmp_path / "train.jsonl"
+    dataset.write_text('{"query": "who", "positive_passages": []}\n')
+    run = make_run(llama, dataset, tmp_path / "run")
+    status, output = finish(start(run))
+    assert status != 0, output
+    failed = of_type(read_events(run.output_dir), "failed")[0]
+    assert failed["reason"] == "data_error"
+    assert failed["phase"] == "preparing"
+    assert "train.jsonl:1" in failed["message"]
