@@ -6,7 +6,7 @@ from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.prompts import Renderer, get_template
 from tevatron.scorer.engines.fake import FakeEngine
-from tevatron.scorer.loading import Served
+from tevatron.scorer.served import Served
 
 
 def served(engine=None, *, max_length=256, max_batch_tokens=2048, template="tevatron"):

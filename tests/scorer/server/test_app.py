@@ -17,10 +17,12 @@ class _GatedEngine:
 
     def __init__(self, result=None):
         self.gate = threading.Event()
+        self.entered = threading.Event()
         self.passes = []
         self._result = result
 
     def score(self, token_ids):
+        self.entered.set()
         assert self.gate.wait(20)
         self.passes.append([len(ids) for ids in token_ids])
         if isinstance(self._result, Exception):
@@ -193,22 +195,21 @@ def test_a_full_queue_is_429_with_retry_after():
         body = {"candidates": _candidates(*["x" * 80] * 12)}
         first, second = [asyncio.create_task(client.post("/score", json=body)) for _ in range(2)]
         async with asyncio.timeout(10):
-            await _in_flight(client, 2)
+            await _waiting_tokens(client, 23 * 137)
         response = await client.post("/score", json=body)
         assert "tokens wait" in _problem(response, 429, "busy")
         assert int(response.headers["retry-after"]) >= 1
         engine.gate.set()
         assert [(await task).status_code for task in (first, second)] == [200, 200]
 
-    # A prompt has about 140 tokens and a pass takes one: 23 of them wait.
-    _run(test, engine=engine, max_batch_tokens=150, options=ServerOptions(max_queue_tokens=3500))
+    # A prompt has 137 tokens and a pass takes one: 23 of 24 wait.
+    _run(test, engine=engine, max_batch_tokens=150, options=ServerOptions(max_queue_tokens=3400))
 
 
-async def _in_flight(client, number):
-    """Wait until so many requests are in, and some of their prompts wait."""
+async def _waiting_tokens(client, number):
+    """Wait until so many tokens wait."""
     for _ in range(500):
-        text = (await client.get("/metrics")).text
-        if f"requests_in_flight {number}\n" in text and "queue_tokens 0\n" not in text:
+        if f"queue_tokens {number}\n" in (await client.get("/metrics")).text:
             return
         await asyncio.sleep(0.02)
 
@@ -218,15 +219,15 @@ def test_a_request_that_does_not_begin_in_time_is_429():
 
     async def test(client, what):
         first = asyncio.create_task(client.post("/score", json={"candidates": _candidates("x")}))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(engine.entered.wait, 10)
         response = await client.post("/score", json={"candidates": _candidates("y")})
-        assert "waited 0.2 s and did not begin" in _problem(response, 429, "busy")
+        assert "waited 1 s and did not begin" in _problem(response, 429, "busy")
         assert response.headers["retry-after"] == "1"
         engine.gate.set()
         assert (await first).status_code == 200
         assert len(engine.passes) == 1
 
-    _run(test, engine=engine, options=ServerOptions(max_wait_s=0.2))
+    _run(test, engine=engine, options=ServerOptions(max_wait_s=1))
 
 
 def test_too_many_requests_in_flight_are_429():
@@ -234,7 +235,7 @@ def test_too_many_requests_in_flight_are_429():
 
     async def test(client, what):
         first = asyncio.create_task(client.post("/score", json={"candidates": _candidates("x")}))
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(engine.entered.wait, 10)
         response = await client.post("/score", json={"candidates": _candidates("y")})
         _problem(response, 429, "busy")
         engine.gate.set()
@@ -247,16 +248,20 @@ def test_requests_share_passes():
     engine = _GatedEngine()
 
     async def test(client, what):
-        tasks = []
-        for text in ("a", "b", "c"):
-            tasks.append(
-                asyncio.create_task(client.post("/score", json={"candidates": _candidates(text)}))
+        def post(text):
+            return asyncio.create_task(
+                client.post("/score", json={"candidates": _candidates(text)})
             )
-            await asyncio.sleep(0.05)
+
+        first = post("a")
+        assert await asyncio.to_thread(engine.entered.wait, 10)
+        others = [post("b"), post("c")]
+        async with asyncio.timeout(10):
+            await _waiting_tokens(client, 2 * 58)
         engine.gate.set()
-        assert [(await task).status_code for task in tasks] == [200] * 3
-        # The first runs alone because it was alone; the two that waited meanwhile run together.
-        assert [len(lengths) for lengths in engine.passes] == [1, 2]
+        assert [(await task).status_code for task in (first, *others)] == [200] * 3
+        # The first ran alone because it was alone; the two that waited meanwhile ran together.
+        assert engine.passes == [[58], [58, 58]]
 
     _run(test, engine=engine)
 
@@ -266,7 +271,7 @@ def test_the_event_loop_answers_while_the_engine_works():
 
     async def test(client, what):
         first = asyncio.create_task(client.post("/score", json={"candidates": _candidates("x")}))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(engine.entered.wait, 10)
         assert (await client.get("/health")).status_code == 200
         engine.gate.set()
         assert (await first).status_code == 200
@@ -367,7 +372,7 @@ def test_work_of_a_client_that_is_gone_is_not_done():
 
     async def test(client, what):
         first = asyncio.create_task(client.post("/score", json={"candidates": _candidates("x")}))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(engine.entered.wait, 10)
         await _call_and_leave(client, {"candidates": _candidates(*["y"] * 50)})
         engine.gate.set()
         assert (await first).status_code == 200
@@ -424,11 +429,11 @@ def test_closing_answers_what_waits_with_503():
                 first = asyncio.create_task(
                     client.post("/score", json={"candidates": _candidates("x")})
                 )
-                await asyncio.sleep(0.05)
+                assert await asyncio.to_thread(engine.entered.wait, 10)
                 second = asyncio.create_task(
                     client.post("/score", json={"candidates": _candidates("y")})
                 )
-                await asyncio.sleep(0.05)
+                await _waiting_tokens(client, 58)
                 threading.Timer(0.2, engine.gate.set).start()
             _problem(await second, 503, "unavailable")
             assert (await first).status_code == 503

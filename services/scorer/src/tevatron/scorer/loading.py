@@ -6,8 +6,6 @@ A folder with a contract is served as the contract says or not at all; a plain o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
 
 from tevatron.core.contracts.checkpoint import (
     CheckpointContract,
@@ -27,38 +25,7 @@ from tevatron.core.errors import ConfigError, ContractError
 from tevatron.core.nn.loading import load_tokenizer
 from tevatron.core.prompts import Renderer, get_template
 from tevatron.scorer.engines import Engine, EngineOptions, get_engine
-
-DEFAULT_MAX_LENGTH = 512
-DEFAULT_BATCH_TOKENS = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """What to serve; what is None is the contract's, or a default where there is none."""
-
-    backend: str
-    model: Path
-    tokenizer: Path | None = None
-    """Folder of the tokenizer, where it is not the model's."""
-    prompt_template: str | None = None
-    query_prefix: str | None = None
-    passage_prefix: str | None = None
-    append_eos: bool | None = None
-    max_length: int | None = None
-    head: Head | None = None
-    dtype: Dtype | None = None
-    device: str | None = None
-    max_batch_tokens: int = DEFAULT_BATCH_TOKENS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A proved engine with the renderer of its prompts."""
-
-    engine: Engine
-    renderer: Renderer
-    info: ScorerInfo
-    max_batch_tokens: int
+from tevatron.scorer.served import DEFAULT_MAX_LENGTH, Served, ServeOptions
 
 
 def load(options: ServeOptions) -> Served:

@@ -49,6 +49,8 @@ _PASSED_PREFIXES = (
     "TORCH_",
 )
 _LAST_LINES = 20
+SERVER = (sys.executable, "-P", "-m", "tevatron.scorer.server.main")
+"""Command of the server; -P: a folder `tevatron` in the working directory must not hide ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +81,8 @@ class Child:
             )
             self.url = f"http://{shown}:{port}"
             self.local_url = f"http://127.0.0.1:{port}"
-            server = [sys.executable, "-P", "-m", "tevatron.scorer.server.main"]
             self._process = subprocess.Popen(
-                guarded([*server, *arguments, "--fd", str(listener.fileno())]),
+                guarded([*SERVER, *arguments, "--fd", str(listener.fileno())]),
                 env=child_environment(os.environ, token=self.token, devices=devices),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -128,20 +129,24 @@ class Child:
         ended = "" if status is None else f" ({_ending(status)})"
         if self._error is not None:
             return f"{self._error}{ended}"
-        words = " | ".join(self._lines)[-1000:]
-        return f"{words or 'it said nothing'}{ended}"
+        return f"{self.last_words() or 'it said nothing'}{ended}"
+
+    def last_words(self) -> str:
+        """Return its last lines, whatever they are."""
+        return " | ".join(self._lines)[-1000:]
 
     def _relay(self) -> None:
         """Pass its log on to our standard error, and keep the last error."""
         assert self._process.stdout is not None
-        for raw in self._process.stdout:
-            line = raw.decode("utf-8", "replace").rstrip()
-            if not line:
-                continue
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-            self._lines.append(line)
-            self._error = _error_of(line) or self._error
+        with self._process.stdout as output:
+            for raw in output:
+                line = raw.decode("utf-8", "replace").rstrip()
+                if not line:
+                    continue
+                sys.stderr.write(line + "\n")
+                sys.stderr.flush()
+                self._lines.append(line)
+                self._error = _error_of(line) or self._error
 
 
 def child_environment(

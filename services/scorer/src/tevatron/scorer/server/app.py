@@ -22,7 +22,7 @@ from tevatron.core.contracts.checkpoint import check_request_prefixes
 from tevatron.core.contracts.scores import Candidate, Score, ScoreRequest, ScoreResponse
 from tevatron.core.errors import BusyError, InputError, QueryTooLongError, TevatronError
 from tevatron.core.prompts import Pair, Rendered, Renderer
-from tevatron.scorer.loading import Served
+from tevatron.scorer.served import Served
 from tevatron.scorer.server.batching import Batcher, Limits, NotFiniteError
 from tevatron.scorer.server.counters import Counters
 from tevatron.scorer.server.guard import Guard

@@ -12,7 +12,7 @@ from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError
 from tevatron.core.prompts import TEMPLATES
 from tevatron.scorer.engines import ENGINES
-from tevatron.scorer.loading import DEFAULT_BATCH_TOKENS, ServeOptions
+from tevatron.scorer.served import DEFAULT_BATCH_TOKENS, ServeOptions
 
 logger = logging.getLogger(__name__)
 

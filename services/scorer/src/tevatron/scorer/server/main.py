@@ -16,7 +16,6 @@ import uvicorn
 from tevatron.core.errors import TevatronError
 from tevatron.core.logging import configure_logging
 from tevatron.core.settings import Settings
-from tevatron.scorer.loading import load
 from tevatron.scorer.server.app import ServerOptions, create_app
 from tevatron.scorer.server.arguments import Bind, parse
 
@@ -33,13 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings.from_environment()
         # Bound before the model is loaded: a port that is taken should not cost minutes.
         listener = _listener(bind)
+        # torch takes seconds to import, and a wrong flag is no reason to.
+        from tevatron.scorer.loading import load
+
         served = load(options)
     except (TevatronError, OSError) as error:
         logger.error("%s", error)
         return 1
     except Exception:
         # The process border: the libraries below raise anything, down to errors of the GPU driver.
-        logger.exception("the model in %s cannot be served", options.model)
+        logger.exception("the model cannot be served")
         return 1
     token = settings.scorer_token.get_secret_value() if settings.scorer_token else None
     if token is None and bind.fd is None:

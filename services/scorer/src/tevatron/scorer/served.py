@@ -1,0 +1,44 @@
+"""What is asked to be served, and what is served: light, so that a wrong flag is found before torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tevatron.core.contracts.checkpoint import Dtype
+from tevatron.core.contracts.scores import ScorerInfo
+from tevatron.core.contracts.train import Head
+from tevatron.core.prompts import Renderer
+from tevatron.scorer.engines import Engine
+
+DEFAULT_MAX_LENGTH = 512
+DEFAULT_BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What to serve; what is None is the contract's, or a default where there is none."""
+
+    backend: str
+    model: Path
+    tokenizer: Path | None = None
+    """Folder of the tokenizer, where it is not the model's."""
+    prompt_template: str | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    append_eos: bool | None = None
+    max_length: int | None = None
+    head: Head | None = None
+    dtype: Dtype | None = None
+    device: str | None = None
+    max_batch_tokens: int = DEFAULT_BATCH_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A proved engine with the renderer of its prompts."""
+
+    engine: Engine
+    renderer: Renderer
+    info: ScorerInfo
+    max_batch_tokens: int
