@@ -108,7 +108,7 @@ def settings(database_url: str, broker_url: str, tmp_path: Path) -> Settings:
         data=tmp_path / "data",
         database_url=SecretStr(database_url),
         broker_url=SecretStr(broker_url),
-        lease_s=4.0,
+        lease_s=6.0,
         heartbeat_s=0.5,
         poll_s=0.1,
         kill_grace_s=0.5,

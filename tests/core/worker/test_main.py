@@ -86,7 +86,7 @@ def test_fifty_jobs_with_doubled_wake_ups_run_once_each(
         for _ in range(num_workers):
             stack.enter_context(running(WORKER, environment=environment, log=log))
         wait_for(lambda: num_in_state(sessions, "succeeded") == 50, timeout_s=90, what="50 jobs")
-        wait_for(lambda: num_messages(celery, "eval") == 0, what="an empty queue")
+        wait_for(lambda: num_messages(celery, "eval") == 0, timeout_s=90, what="an empty queue")
         time.sleep(0.5)
         assert Counter(job_id for job_id, _, _ in ran(settings)) == Counter(ids)
     for job_id in ids:

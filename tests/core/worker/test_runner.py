@@ -419,7 +419,7 @@ def test_a_database_that_is_away_for_longer_stops_the_job(worker, sessions, data
         context.check()
 
     worker.run(handler)
-    assert 3.0 < waited[0] < 9.0
+    assert 4.0 < waited[0] < 12.0
     assert job(sessions, job_id).state == "starting"
     end_lease(sessions)
     do(sessions, reap, grace_s=0.0, max_attempts=5)
@@ -439,3 +439,16 @@ def test_a_handler_that_met_the_silent_database_runs_again(worker, sessions, dat
     worker.run(handler)
     row = job(sessions, job_id)
     assert (row.state, row.lost_attempts) == ("queued", 1)
+
+
+def test_a_heartbeat_that_hangs_stops_the_job_when_the_lease_is_over(worker, sessions):
+    [job_id] = submit(sessions, a=train_job())
+
+    def handler(context, spec):
+        with sessions.begin() as session:
+            session.execute(text("SELECT 1 FROM jobs FOR UPDATE"))
+            assert context.wait(20.0) is StopReason.LEASE_LOST
+        context.check()
+
+    worker.run(handler)
+    assert job(sessions, job_id).state == "starting"

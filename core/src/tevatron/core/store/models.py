@@ -130,6 +130,7 @@ class Job(Owned, Leased, Base):
     __table_args__ = (
         Index(None, "kind", "state", "created_at"),
         Index(None, "key_id", "created_at", "id"),
+        Index(None, "key_id", "name"),
         Index(None, "group_id"),
         Index(
             "ix_jobs_live",

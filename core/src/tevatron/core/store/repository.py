@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, Select, or_, select, true
+from sqlalchemy import ColumnElement, Select, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tevatron.core.errors import NotFoundError, unknown_name
@@ -58,13 +58,15 @@ class Repository(Generic[Row]):
 
     def get(self, ref: str, *, key_id: KeyScope) -> Row:
         """Return the key's row with this id, or else its newest with this name."""
-        table = self.table
-        row = self._session.scalars(
-            self._visible(key_id)
-            .where(or_(table.id == ref, table.name == ref))
-            .order_by((table.id == ref).desc(), table.created_at.desc(), table.id.desc())
-            .limit(1)
-        ).first()
+        table, mine = self.table, self._visible(key_id)
+        # Two queries, each on an index: `id = ref OR name = ref` would read all of the key's rows.
+        row = self._session.scalars(mine.where(table.id == ref)).first()
+        if row is None:
+            row = self._session.scalars(
+                mine.where(table.name == ref)
+                .order_by(table.created_at.desc(), table.id.desc())
+                .limit(1)
+            ).first()
         if row is None:
             raise NotFoundError(unknown_name(self.noun, ref, self._names(key_id)))
         return row

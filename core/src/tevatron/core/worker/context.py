@@ -121,6 +121,9 @@ class JobContext:
     @property
     def stop_reason(self) -> StopReason | None:
         """Why the job must stop, or nothing."""
+        if self.lease_left_s < 0:
+            # Here too, and not only in the thread: that one may hang in the database.
+            self.lose_lease("the lease is over: the database did not answer in time")
         return self._reason or (StopReason.SHUTDOWN if self._should_stop() else None)
 
     def check(self) -> None:
@@ -191,12 +194,10 @@ class JobContext:
             except Exception:
                 # The thread must live: without it the lease ends and a second attempt starts beside this one.
                 logger.exception("the heartbeat failed for a reason that is not the database's")
-            if self.lease_left_s < 0:
-                self.lose_lease("the lease is over: the database did not answer in time")
+            if self.stop_reason is StopReason.LEASE_LOST:
+                return
 
     def _beat(self) -> None:
-        if self._reason is StopReason.LEASE_LOST:
-            return
         now = time.monotonic()
         try:
             with self.sessions.begin() as session:

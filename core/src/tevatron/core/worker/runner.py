@@ -206,8 +206,6 @@ def _store(context: JobContext, write: End) -> None:
             context.lose_lease(str(error))
         except TRANSIENT as error:
             context.note_silence(error)
-            if context.lease_left_s < 0:
-                context.lose_lease("the lease is over: the job's end could not be stored in time")
             time.sleep(RETRY_S)
         else:
             return
