@@ -298,7 +298,7 @@ def test_chunks_grow_with_the_scorers_speed(start_scorer, log):
     options = PoolOptions(first_chunk=2, max_chunk=64, slots=1, poll_s=0.02)
     score_all([Backend(url=scorer.url)], candidates(20), log, options=options)
     sizes = [len(request.candidates) for request in scorer.requests]
-    assert sizes[:4] == [2, 8, 32, 64]
+    assert sizes[:6] == [2, 4, 8, 16, 32, 64]
 
 
 def test_chunks_shrink_where_the_scorer_is_slow(start_scorer, log):

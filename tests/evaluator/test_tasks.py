@@ -3,10 +3,11 @@
 import json
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
+import psycopg
 import pytest
-from sqlalchemy import select
+from sqlalchemy import make_url, select
 
 from tevatron.core.contracts.jobs import (
     Bm25,
@@ -200,6 +201,12 @@ class Host:
         self.served.append(scorer)
         with self.sessions.begin() as session:
             scorer_ready(session, self.claim, url=scorer.url, token=scorer.token, info={})
+
+
+@pytest.fixture
+def settings(settings):
+    """A lease that a busy machine does not break: what is tested here is the scorers' leases, not the jobs'."""
+    return settings.model_copy(update={"lease_s": 30.0})
 
 
 @pytest.fixture
@@ -454,8 +461,39 @@ def test_host_that_dies_in_the_middle_leaves_the_scorer_to_another(jobs, make_ho
     assert phases.count("waiting_for_scorer") >= 2
 
 
+def test_database_that_is_away_for_less_than_the_lease_does_no_harm(jobs, make_host, database_url):
+    job_id = jobs.submit(rerank=reranked())
+    worker = threading.Thread(target=jobs.work)
+    worker.start()
+    wait_until(lambda: jobs.job(job_id).phase == "waiting_for_scorer")
+    with database_away(database_url):
+        time.sleep(1.0)
+    make_host().start()
+    worker.join(30)
+    job = jobs.job(job_id)
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1), job.message
+
+
+@contextmanager
+def database_away(url):
+    """Refuse and end every connection to the test's database."""
+    name = make_url(url).database
+    server = make_url(url).set(drivername="postgresql", database="postgres")
+    with psycopg.connect(
+        server.render_as_string(hide_password=False), autocommit=True
+    ) as connection:
+        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+        try:
+            yield
+        finally:
+            connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+
+
 def test_scorer_that_never_answers_fails_the_job_at_last(jobs, sessions, monkeypatch):
-    monkeypatch.setattr(rerank_module, "GIVE_UP_S", -7.5)  # + 2 leases of 4 s
+    monkeypatch.setattr(rerank_module, "GIVE_UP_S", -59.5)  # + 2 leases of 30 s
     with sessions.begin() as session:
         ScorerRepository(session).register_external(
             "http://127.0.0.1:9", key_id=None, name="gone", token=None, engine="hf"

@@ -24,6 +24,12 @@ NUM_PASSAGES = 60
 
 
 @pytest.fixture
+def settings(settings):
+    """A lease that a busy machine does not break."""
+    return settings.model_copy(update={"lease_s": 8.0})
+
+
+@pytest.fixture
 def job_id(settings, sessions, start_scorer):
     """An eval job that reranks 60 candidates of one query with a scorer that is there."""
     folder = settings.data / "datasets" / "set"

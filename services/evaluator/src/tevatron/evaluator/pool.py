@@ -57,7 +57,7 @@ class PoolOptions:
     max_chunk: int = 1000
     """Pairs in one request."""
     first_chunk: int = 16
-    chunk_s: float = 3.0
+    chunk_s: float = 2.0
     """How long a request should take; the next chunk's size follows from the last one's speed."""
     slots: int = 2
     """Requests in flight at a backend, so that it has work while an answer is stored."""
@@ -345,7 +345,7 @@ class _Pool:
 
     def _adapt(self, state: _BackendState, num_pairs: int, elapsed_s: float) -> None:
         fits = int(num_pairs * self._options.chunk_s / max(elapsed_s, 1e-3))
-        state.chunk_size = max(1, min(fits, 4 * state.chunk_size, state.limit))
+        state.chunk_size = max(1, min(fits, 2 * state.chunk_size, state.limit))
 
 
 class _TooLargeError(Exception):
