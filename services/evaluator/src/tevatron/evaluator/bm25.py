@@ -115,7 +115,7 @@ class Bm25Index:
             raise InputError(
                 f"BM25 has nothing to index: the corpus has {len(docids)} documents and no word in them"
             )
-        scorer = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy", csc_backend="scipy")
+        scorer = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
         scorer.index((ids_by_document, term_ids), create_empty_token=False, show_progress=False)
         return cls(docids, scorer)
 
