@@ -130,6 +130,8 @@ class Job(Owned, Leased, Base):
     __table_args__ = (
         Index(None, "kind", "state", "created_at"),
         Index(None, "key_id", "created_at", "id"),
+        # For pages of all keys, and without a key: Postgres does not order by the index above under IS NULL.
+        Index(None, "created_at", "id"),
         Index(None, "key_id", "name"),
         Index(None, "group_id"),
         Index(

@@ -217,6 +217,7 @@ def upgrade() -> None:
         "ix_jobs_key_id_created_at_id", "jobs", ["key_id", "created_at", "id"], unique=False
     )
     op.create_index("ix_jobs_key_id_name", "jobs", ["key_id", "name"], unique=False)
+    op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"], unique=False)
     op.create_index(
         "ix_jobs_kind_state_created_at", "jobs", ["kind", "state", "created_at"], unique=False
     )
@@ -482,6 +483,7 @@ def downgrade() -> None:
         postgresql_where=sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')"),
     )
     op.drop_index("ix_jobs_kind_state_created_at", table_name="jobs")
+    op.drop_index("ix_jobs_created_at_id", table_name="jobs")
     op.drop_index("ix_jobs_key_id_name", table_name="jobs")
     op.drop_index("ix_jobs_key_id_created_at_id", table_name="jobs")
     op.drop_index("ix_jobs_group_id", table_name="jobs")
