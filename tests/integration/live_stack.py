@@ -8,25 +8,26 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from pydantic import JsonValue
-from tests.support.processes import ROOT, wait_for
+from tests.support.processes import ROOT, Found, wait_for
 from tests.support.tiny_model import tiny_folder
 
 from tevatron.core.cli.client import Client, read_stack_file
 from tevatron.core.contracts.jobs import FINAL_STATES, EventType, JobSpec, JobState, TrainJob
 from tevatron.core.contracts.resources import DatasetKind, DatasetRequest, JobResource, ModelRequest
 from tevatron.core.contracts.train import TrainArguments
-from tevatron.core.process import parent_pid, processes_with_marker
+from tevatron.core.process import guarded, parent_pid, processes_with_marker
 
 SHORT_TIMES = {
     "TEVATRON_LEASE_S": "4",
     "TEVATRON_HEARTBEAT_S": "0.5",
-    "TEVATRON_POLL_S": "0.2",
+    "TEVATRON_POLL_S": "0.5",
     "TEVATRON_REPUBLISH_S": "2",
     "TEVATRON_KILL_GRACE_S": "2",
     "TEVATRON_STOP_GRACE_S": "15",
@@ -35,7 +36,22 @@ SHORT_TIMES = {
 }
 READY_S = 120.0
 JOB_S = 280.0
+PAUSE_S = 0.3
 WORDS = ["river", "stone", "lamp", "bread", "cloud", "paper", "tiger", "green", "seven", "north"]
+
+
+def wait_patiently(
+    look: Callable[[], Found | None], *, timeout_s: float = JOB_S, what: str
+) -> Found:
+    """Wait as `wait_for` does, but ask seldom: each question is a request, and the machine has work to do."""
+
+    def ask() -> Found | None:
+        found = look()
+        if not found:
+            time.sleep(PAUSE_S)
+        return found
+
+    return wait_for(ask, timeout_s=timeout_s, what=what)
 
 
 def train_job(*, num_processes: int = 1, steps: int = 2, save_steps: int = 10) -> TrainJob:
@@ -78,7 +94,7 @@ class LiveStack:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "up.log").open("ab") as log:
             process = subprocess.Popen(
-                argv,
+                guarded(argv),
                 env={**environment, **SHORT_TIMES, "PYTHONPATH": str(ROOT)},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -147,7 +163,7 @@ class LiveStack:
             job = self.job(job_id)
             return job if job.state in FINAL_STATES else None
 
-        return wait_for(final, timeout_s=timeout_s, what=f"the end of {job_id}")
+        return wait_patiently(final, timeout_s=timeout_s, what=f"the end of {job_id}")
 
     def wait_succeeded(self, job_id: str, *, timeout_s: float = JOB_S) -> JobResource:
         """Wait for the job's good end."""
@@ -184,7 +200,7 @@ class LiveStack:
             assert not over, f"{job_id} ended before: {self.job(job_id)}"
             return False
 
-        wait_for(found, timeout_s=JOB_S, what=f"a {kind} event of {job_id}")
+        wait_patiently(found, timeout_s=JOB_S, what=f"a {kind} event of {job_id}")
 
     def wait_step(self, job_id: str, step: int) -> None:
         """Wait until the job has trained this step."""
