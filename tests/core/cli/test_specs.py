@@ -1,5 +1,7 @@
 """From flags and files to specs; each mistake has its own message."""
 
+from pathlib import Path
+
 import pytest
 
 from tevatron.core.cli.specs import (
@@ -12,6 +14,8 @@ from tevatron.core.cli.specs import (
 )
 from tevatron.core.contracts.jobs import EvalJob, From, JobKind, TrainJob
 from tevatron.core.errors import ConfigError, FormatError
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_training_flags_take_both_spellings_of_hyphens_and_an_equals_sign():
@@ -130,3 +134,13 @@ def test_model_needs_exactly_one_source():
 
 def test_every_training_flag_has_a_meaning():
     assert [flag for flag, _, meaning in train_flags() if not meaning] == []
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_example_is_a_run_file(path):
+    content = read_run_file(path)
+    assert content.jobs.jobs
+
+
+def test_there_are_examples():
+    assert [path.name for path in EXAMPLES.glob("*.yaml")] == ["main_road.yaml"]
