@@ -85,6 +85,8 @@ def main() -> int:
     except TevatronError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     names = {entry.dataset_id: options.data.name for entry in evaluations}
     print()
     print_evaluations(evaluations, names=names, metrics=METRICS)

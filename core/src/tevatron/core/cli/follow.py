@@ -65,7 +65,7 @@ def _follow(client: Client, jobs: Sequence[JobResource], view: View) -> list[Job
             f"\nno longer followed, still going on: {running}  (tevatron cancel ID ends one)",
             err=True,
         )
-        raise typer.Exit(130) from None
+        raise
 
 
 def all_succeeded(jobs: Sequence[JobResource]) -> bool:
@@ -106,29 +106,29 @@ class Silent:
 
 
 class Lines:
-    """One line for each event; progress at most every ten seconds a job."""
+    """One line for each event; progress and steps at most every ten seconds a job."""
 
-    PROGRESS_EVERY_S = 10.0
+    EVERY_S = 10.0
 
     def __init__(self) -> None:
-        self._progress_at: dict[str, float] = {}
+        self._shown_at: dict[tuple[str, EventType], float] = {}
 
     def show(self, job: JobResource, events: Sequence[JobEvent]) -> None:
         """Write the events to standard error."""
         for event in events:
-            if event.type is EventType.PROGRESS and not self._is_due(job.id, event):
-                continue
-            typer.echo(f"{event.time:%H:%M:%S} {label(job)}: {describe(event)}", err=True)
+            if not self._is_frequent(event) or self._is_due((job.id, event.type)):
+                typer.echo(f"{event.time:%H:%M:%S} {label(job)}: {describe(event)}", err=True)
 
-    def _is_due(self, job_id: str, event: JobEvent) -> bool:
+    def _is_frequent(self, event: JobEvent) -> bool:
+        if event.type is EventType.PROGRESS:
+            return event.data.get("done") != event.data.get("total")
+        return event.type is EventType.METRICS and "step" in event.data
+
+    def _is_due(self, key: tuple[str, EventType]) -> bool:
         now = time.monotonic()
-        is_last = event.data.get("done") == event.data.get("total")
-        if (
-            not is_last
-            and now - self._progress_at.get(job_id, -self.PROGRESS_EVERY_S) < self.PROGRESS_EVERY_S
-        ):
+        if now - self._shown_at.get(key, -self.EVERY_S) < self.EVERY_S:
             return False
-        self._progress_at[job_id] = now
+        self._shown_at[key] = now
         return True
 
 
