@@ -344,14 +344,30 @@ def test_scorer_that_failed_fails_the_job_with_its_error(jobs, host):
     assert job.message.endswith("failed: contract mismatch: tokenizer differs")
 
 
-def test_scorer_that_somebody_lets_go_fails_the_job(jobs):
+def test_scorer_that_somebody_lets_go_is_asked_for_again(jobs, make_host):
     job_id = jobs.submit(rerank=reranked())
     worker = threading.Thread(target=jobs.work)
     worker.start()
     wait_until(lambda: jobs.job(job_id).phase == "waiting_for_scorer")
     with jobs.sessions.begin() as session:
-        release_scorer(session, session.scalars(select(Scorer.id)).one())
-    worker.join(10)
+        first = session.scalars(select(Scorer.id)).one()
+        release_scorer(session, first)
+    make_host().start()
+    worker.join(60)
+    assert jobs.job(job_id).state is JobState.SUCCEEDED
+    assert f"scorer {first} was let go; asking for another one" in jobs.messages(job_id)
+
+
+def test_given_scorer_that_somebody_lets_go_fails_the_job(jobs, sessions, start_scorer):
+    scorer = start_scorer()
+    with sessions.begin() as session:
+        row = ScorerRepository(session).register_external(
+            scorer.url, key_id=None, name="a", token=None, engine="hf"
+        )
+    job_id = jobs.submit(rerank=Rerank(scorers=["a"]))
+    with sessions.begin() as session:
+        release_scorer(session, row.id)
+    assert jobs.work()
     job = jobs.job(job_id)
     assert (job.state, job.reason) == (JobState.FAILED, "scorer_failed")
     assert "is stopped: somebody let it go while this job needed it" in job.message

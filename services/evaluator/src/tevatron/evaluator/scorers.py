@@ -107,6 +107,11 @@ class JobScorers:
             ready = [_endpoint(row) for row in rows if row.state is ScorerState.READY]
             if ready:
                 return ready
+            if self.own and rows[0].state in (ScorerState.STOPPING, ScorerState.STOPPED):
+                # Somebody wanted it restarted, or it made room for a job while this one was queued.
+                self._ctx.log("warning", f"scorer {rows[0].id} was let go; asking for another one")
+                self.request()
+                continue
             if not any(row.state in LIVE_STATES for row in rows):
                 raise JobError(
                     _why_none(rows), reason=FailReason.SCORER_FAILED, phase=Phase.WAITING_FOR_SCORER
