@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from tests.core.store.test_claims import cancel, claim, do
 from tests.support.store import eval_job, publish_checkpoint, submit, train_job
 
+from tevatron.core.contracts.jobs import JobKind
 from tevatron.core.errors import NotFoundError
 from tevatron.core.store.claims import succeed
 from tevatron.core.store.leases import LeaseLostError
@@ -249,6 +250,29 @@ def test_the_scorer_of_a_job_that_is_over_is_let_go(sessions, target, served):
     assert row(sessions, scorers[1]).state == "wanted"
     cancel(sessions, second)
     assert reap_now(sessions) == [scorers[1]]
+
+
+def test_a_queued_jobs_scorer_makes_room_for_one_that_waits(sessions, target):
+    (first, second) = submit(sessions, a=eval_job(), b=eval_job())
+    with sessions.begin() as session:
+        held = request_scorer(session, target, key_id=None, job_id=first)
+        claim_next_scorer(session, host="h", lease_s=60)
+    assert do(sessions, reap, grace_s=0, max_attempts=3).scorers == []
+    with sessions.begin() as session:
+        request_scorer(session, target, key_id=None, job_id=second)
+    assert do(sessions, reap, grace_s=0, max_attempts=3).scorers == [held]
+    with sessions() as session:
+        assert session.get_one(Scorer, held).state == "stopping"
+
+
+def test_a_claimed_jobs_scorer_stays_whoever_waits(sessions, target):
+    (first, second) = submit(sessions, a=eval_job(), b=eval_job())
+    assert claim(sessions, JobKind.EVAL).job_id == first
+    with sessions.begin() as session:
+        request_scorer(session, target, key_id=None, job_id=first)
+        claim_next_scorer(session, host="h", lease_s=60)
+        request_scorer(session, target, key_id=None, job_id=second)
+    assert do(sessions, reap, grace_s=0, max_attempts=3).scorers == []
 
 
 def test_one_that_nobody_uses_for_its_time_to_live_is_let_go(sessions, target):

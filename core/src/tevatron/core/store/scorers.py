@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from typing import ClassVar
 
 from pydantic import JsonValue
-from sqlalchemy import Select, and_, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, and_, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased
 
-from tevatron.core.contracts.jobs import FINAL_STATES
+from tevatron.core.contracts.jobs import FINAL_STATES, JobState
 from tevatron.core.errors import ConflictError, NotFoundError, unknown_name
 from tevatron.core.ids import new_id
 from tevatron.core.store.leases import claim_row, held_row, lapsed_rows, renew
@@ -272,10 +272,19 @@ def _unneeded(session: Session) -> Sequence[Scorer]:
         Scorer.last_used_at + func.make_interval(0, 0, 0, 0, 0, 0, Scorer.ttl_s)
         < func.clock_timestamp(),
     )
+    # Its worker is gone, and another job waits for a host: in the only slot of the only host it would keep that job
+    # waiting, and that job the only worker, for ever. The queued job asks again when it is claimed.
+    starving = aliased(Scorer)
+    in_the_way = and_(
+        Scorer.state.in_(SERVED_STATES),
+        Scorer.job_id.is_not(None),
+        Job.state == JobState.QUEUED,
+        exists().where(starving.state == ScorerState.WANTED),
+    )
     return session.scalars(
         select(Scorer)
         .outerjoin(Job, Job.id == Scorer.job_id)
-        .where(Scorer.state.in_(LIVE_STATES), ~Scorer.external, or_(job_over, idle))
+        .where(Scorer.state.in_(LIVE_STATES), ~Scorer.external, or_(job_over, idle, in_the_way))
         .with_for_update(of=Scorer, skip_locked=True)
         .execution_options(populate_existing=True)
     ).all()
