@@ -60,7 +60,7 @@ def wait_for_step(run, step):
 
 @pytest.mark.timeout(600)
 def test_two_ranks_learn_as_one_also_across_a_stop(llama, dataset, tmp_path):
-    options = {"num_train_epochs": 30, "save_steps": 1000, "packing_max_tokens": 300}
+    options = {"num_train_epochs": 6, "save_steps": 1000, "packing_max_tokens": 300}
     one = run_training(make_run(llama, dataset, tmp_path / "one", **options))
     # Two queries a rank: the last step of an epoch has one query, so that rank 1 has none.
     run = make_run(
@@ -73,22 +73,22 @@ def test_two_ranks_learn_as_one_also_across_a_stop(llama, dataset, tmp_path):
         gradient_checkpointing=True,
     )
     process = start(run)
-    wait_for_step(run, 5)
+    wait_for_step(run, 2)
     # The signal reaches one rank alone; the other learns of it from that one.
     os.kill(ranks_of(process)[-1], signal.SIGTERM)
     status, output = finish(process)
     assert status == 0, output
     (stopped,) = of_type(read_events(run.output_dir), "stopped")
-    assert stopped["step"] >= 5
+    assert stopped["step"] >= 2
     assert of_type(read_events(run.output_dir), "exported") == []
     status, output = finish(start(run))
     assert status == 0, output
     events = read_events(run.output_dir)
-    assert [data["step"] for data in of_type(events, "metrics")] == list(range(1, 121))
+    assert [data["step"] for data in of_type(events, "metrics")] == list(range(1, 25))
     # fp32 sums in another order drift apart as the steps go by.
     assert losses(events)[:8] == pytest.approx(losses(one)[:8], abs=1e-5)
     assert losses(events) == pytest.approx(losses(one), abs=2e-3)
-    assert of_type(events, "exported") == [{"step": 120}]
+    assert of_type(events, "exported") == [{"step": 24}]
 
 
 @pytest.mark.timeout(600)
