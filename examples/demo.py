@@ -58,7 +58,7 @@ class Recipe:
     learning_rate: float = 2e-4
     """The best of 5e-5, 1e-4 and 2e-4 in the median of 3 seeds, with 4 to 6 passages a group and 2 to 4 epochs."""
     queries_per_step: int = 4
-    max_steps: int = 60
+    max_steps: int = 40
     """Bounds the time on larger data."""
     seed: int = 42
 
