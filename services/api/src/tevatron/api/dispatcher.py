@@ -45,7 +45,8 @@ class Dispatcher:
             with self._sessions.begin() as session:
                 settle_waiting(session)
                 due = due_jobs(session, self._republish_s)
-                mark_published(session, [job.job_id for job in due])
+                if due:
+                    mark_published(session, [job.job_id for job in due])
             self._unsent += due
             self._send()
             if not due:
