@@ -1,4 +1,7 @@
-"""The host as a process on a real Postgres: claims, children, deaths, and what the rows say meanwhile."""
+"""The host as a process on a real Postgres: claims, children, deaths, and what the rows say meanwhile.
+
+Two tests start the real server, with a model; those of deaths and leases start one that is up in a moment.
+"""
 
 import os
 import signal
@@ -29,8 +32,16 @@ from tevatron.core.store.scorers import ScorerTarget, reap_scorers, release_scor
 
 pytestmark = pytest.mark.db
 
-START_S = 150.0
-"""A server imports torch; on a busy machine that takes its time."""
+START_S = 200.0
+"""A real server imports torch; on a busy machine that takes its time."""
+STAND_IN = Path(__file__).parents[2] / "support" / "stand_in_server.py"
+WITH_STAND_IN = """
+import sys
+from tevatron.scorer.host import child
+child.SERVER = (sys.executable, sys.argv.pop(1))
+from tevatron.scorer.main import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +50,14 @@ def folder(tmp_path_factory):
 
 
 @contextmanager
-def _host(settings, log, **changes):
+def _host(settings, log, *, real=False, **changes):
     environment = {
         **os.environ,
         **settings_environment(settings.model_copy(update={"devices": "cpu", **changes})),
         "OMP_NUM_THREADS": "1",
     }
-    with running(
-        python("-P", "-m", "tevatron.scorer.main", "host"), environment=environment, log=log
-    ) as host:
+    program = ["-m", "tevatron.scorer.main"] if real else ["-c", WITH_STAND_IN, str(STAND_IN)]
+    with running(python("-P", *program, "host"), environment=environment, log=log) as host:
         try:
             yield host
         finally:
@@ -81,20 +91,23 @@ def _wait_state(sessions, scorer_id, *states, timeout_s=START_S):
 
 def _score(row):
     body = {"candidates": [{"query_id": "1", "docid": "d", "query": "q", "text": "t"}]}
-    return httpx.post(
-        f"{row.url}/score",
-        json=body,
-        headers={"Authorization": f"Bearer {row.token}"},
-        trust_env=False,
-    )
+    return httpx.post(f"{row.url}/score", json=body, headers=_authorization(row), trust_env=False)
+
+
+def _info(row):
+    return httpx.get(f"{row.url}/info", headers=_authorization(row), trust_env=False)
+
+
+def _authorization(row):
+    return {"Authorization": f"Bearer {row.token}"}
 
 
 def _children(pid):
     """Return the servers that this host has started."""
     text = subprocess.run(
-        ["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True, check=False
+        ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True, check=False
     ).stdout
-    return [int(line.split()[0]) for line in text.splitlines() if "tevatron.scorer.server" in line]
+    return [int(line.split()[0]) for line in text.splitlines() if "--fd" in line]
 
 
 def _is_alive(pid):
@@ -107,7 +120,7 @@ def _is_alive(pid):
 def test_a_wanted_scorer_is_served_and_let_go(settings, sessions, folder, tmp_path):
     scorer_id = _want(sessions, folder)
     log = tmp_path / "log"
-    with _host(settings, log) as host:
+    with _host(settings, log, real=True) as host:
         row = _wait_state(sessions, scorer_id, "ready")
         assert row.url.startswith("http://127.0.0.1:")
         assert (row.info["prompt_template"], row.info["max_length"]) == ("tevatron", 160)
@@ -159,7 +172,7 @@ def test_a_model_that_cannot_be_served_fails_with_its_own_words(
     write_contract(wrong, contract)
     lost = _want(sessions, tmp_path / "gone")
     mismatch = _want(sessions, wrong)
-    with _host(settings, tmp_path / "log"):
+    with _host(settings, tmp_path / "log", real=True):
         row = _wait_state(sessions, lost, "failed")
         assert "the folder of model_" in row.error
         assert "is not there" in row.error
@@ -183,7 +196,7 @@ def test_a_killed_server_is_started_once_more_and_then_given_up(
         assert second.url != first.url
         assert second.token != first.token
         assert second.fence == first.fence
-        assert _score(second).status_code == 200
+        assert _info(second).status_code == 200
 
         (child,) = _children(host.pid)
         os.kill(child, signal.SIGKILL)
@@ -212,7 +225,7 @@ def test_a_killed_host_takes_its_servers_along_and_another_goes_on(
     with _host(settings, tmp_path / "log"):
         second = _wait_state(sessions, scorer_id, "ready")
         assert second.fence == first.fence + 1
-        assert _score(second).status_code == 200
+        assert _info(second).status_code == 200
 
 
 def test_sigterm_gives_the_rows_back(settings, sessions, folder, tmp_path):
@@ -256,11 +269,13 @@ def test_a_host_serves_as_many_as_it_has_places(settings, sessions, folder, tmp_
         _wait_state(sessions, ids[2], "starting", "ready", timeout_s=30)
 
 
-def test_a_server_that_is_not_ready_in_time_is_given_up(settings, sessions, folder, tmp_path):
+def test_a_server_that_is_not_ready_in_time_is_given_up(settings, sessions, tmp_path):
+    folder = tmp_path / "never-ready"
+    folder.mkdir()
     scorer_id = _want(sessions, folder)
-    with _host(settings, tmp_path / "log", scorer_start_s=0.3) as host:
-        row = _wait_state(sessions, scorer_id, "failed", timeout_s=30)
-        assert row.error.startswith("it was not ready within 0.3 s")
+    with _host(settings, tmp_path / "log", scorer_start_s=1.0) as host:
+        row = _wait_state(sessions, scorer_id, "failed")
+        assert row.error.startswith("it was not ready within 1 s: it said nothing")
         assert _children(host.pid) == []
 
 

@@ -25,7 +25,8 @@ from tevatron.scorer.host.slot import Place, Slot
 
 logger = logging.getLogger(__name__)
 
-_STEP_S = 0.05
+_STEP_S = 0.1
+_IDLE_STEP_S = 0.25
 
 
 class Host:
@@ -51,7 +52,7 @@ class Host:
             try:
                 while not self._stop_requested:
                     self._guarded_step(client)
-                    time.sleep(_STEP_S)
+                    time.sleep(_STEP_S if self._slots else _IDLE_STEP_S)
                 self._give_back()
             finally:
                 for slot in self._slots:
@@ -136,6 +137,8 @@ def _bound(advertise_url: str | None, place: int) -> Bound:
 def serve(settings: Settings) -> int:
     """Run a host until SIGTERM or SIGINT; return its exit status."""
     configure_logging("scorer-host")
+    # It would log every probe.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     engine = make_engine(settings.require_database())
     check_schema(engine)
     host = Host(settings, make_sessions(engine))

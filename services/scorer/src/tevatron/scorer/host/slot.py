@@ -37,7 +37,7 @@ from tevatron.scorer.host.targets import server_arguments
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 2.0
-_PROBE_EVERY_S = 0.1
+_PROBE_EVERY_S = 0.3
 _HEALTH_EVERY_S = 5.0
 _SICK_PROBES = 6
 """Failed probes of a ready server, one after the other, after which it counts as dead."""
