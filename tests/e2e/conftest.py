@@ -21,7 +21,7 @@ from tevatron.core.cli.client import Client, read_stack_file
 
 COMMAND = [sys.executable, "-P", "-m", "tevatron.core.cli.main"]
 SHORT_TIMES = {
-    "TEVATRON_LEASE_S": "6",
+    "TEVATRON_LEASE_S": "12",
     "TEVATRON_HEARTBEAT_S": "1",
     "TEVATRON_POLL_S": "0.2",
     "TEVATRON_REPUBLISH_S": "2",
@@ -55,7 +55,7 @@ class Stack:
         pid = self.process.pid
         wait_for(
             lambda: (found := read_stack_file(self.home)) and found["pid"] == pid,
-            timeout_s=90,
+            timeout_s=150,
             what="the stack",
         )
         return Client(self.file["url"])

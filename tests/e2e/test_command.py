@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 RUN_FILE = """\
 models:
@@ -32,7 +32,7 @@ def test_one_file_goes_from_a_base_model_to_a_table(stack, sample, tiny_model):
     file = sample.parent / "run.yaml"
     file.write_text(RUN_FILE)
     with stack.up():
-        done = stack.run("run", str(file), timeout_s=240)
+        done = stack.run("run", str(file), timeout_s=500)
         assert done.returncode == 0, done.stderr
         # Where standard error is no terminal, progress comes as plain lines.
         assert " fit: training\n" in done.stderr

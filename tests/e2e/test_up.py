@@ -15,7 +15,7 @@ from tevatron.core.contracts.jobs import FINAL_STATES, EvalJob, JobState, TrainJ
 from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
 from tevatron.core.contracts.train import TrainArguments
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SERVICES = {"postgres", "valkey", "api", "dispatcher", "trainer", "evaluator", "scorer"}
 
@@ -26,7 +26,7 @@ def submit_eval(client, sample, *, name="sample"):
     return client.submit(EvalJob(dataset=name))[0]
 
 
-def ended(client, job, *, timeout_s=90):
+def ended(client, job, *, timeout_s=150):
     wait_for(lambda: client.job(job.id).state in FINAL_STATES, timeout_s=timeout_s, what=job.id)
     return client.job(job.id)
 
@@ -56,13 +56,13 @@ def test_kill_9_leaves_no_process_and_the_next_up_finishes_the_job(stack, sample
         job = client.submit(TrainJob(model="tiny", dataset="rows", arguments=arguments))[0]
         wait_for(
             lambda: any(event.type == "metrics" for event in client.events(job.id)),
-            timeout_s=90,
+            timeout_s=150,
             what="the first step",
         )
         processes = stack.kill()
     assert left_over(processes) == []
     with stack.up() as client:
-        found = ended(client, job, timeout_s=150)
+        found = ended(client, job, timeout_s=300)
         assert (found.state, found.message) == (JobState.SUCCEEDED, None)
         assert len(client.checkpoints()) == 1
     assert stack.stop() == 0

@@ -15,6 +15,12 @@ def test_warning_says_so():
     assert render('{"level": "warning", "message": "slow"}') == ("warning: slow", "warning")
 
 
+def test_answered_look_is_not_shown_and_a_refused_one_is():
+    line = '{{"level": "info", "message": "GET /v1/jobs -> {0}", "status": {0}}}'
+    assert render(line.format(200)) == ("", "info")
+    assert render(line.format(404)) == ("GET /v1/jobs -> 404  status=404", "info")
+
+
 def test_exception_stays_readable():
     assert render('{"level": "error", "message": "no", "exception": "Traceback\\n  x"}') == (
         "error: no\nTraceback\n  x",

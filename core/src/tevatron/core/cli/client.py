@@ -38,7 +38,7 @@ from tevatron.core.settings import Settings
 TIMEOUT_S = 60.0
 ATTEMPTS = 6
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
-POLL_S = 0.5
+POLL_S = 1.0
 PAGE_SIZE = 100
 
 Item = TypeVar("Item", bound=Resource)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -93,9 +94,15 @@ def render(line: str) -> tuple[str, str]:
     except json.JSONDecodeError:
         return line, "info"
     level = str(entry.get("level", "info"))
-    if level == "info" and entry.get("logger") in _QUIET_LOGGERS:
+    if level == "info" and (entry.get("logger") in _QUIET_LOGGERS or _is_routine(entry)):
         return "", level
     extra = " ".join(f"{key}={value}" for key, value in entry.items() if key not in _SHOWN_BEFORE)
     prefix = "" if level == "info" else f"{level}: "
     text = f"{prefix}{entry.get('message', '')}{'  ' + extra if extra else ''}"
     return (f"{text}\n{entry['exception']}" if "exception" in entry else text), level
+
+
+def _is_routine(entry: Mapping[str, object]) -> bool:
+    """Say whether the line reports a request that only looked and was answered: those who follow a job send two a second."""
+    status = entry.get("status")
+    return isinstance(status, int) and status < 400 and str(entry.get("message")).startswith("GET ")
