@@ -5,6 +5,7 @@ import pytest
 import zstandard
 
 from tevatron.core.errors import FormatError
+from tevatron.core.formats import files
 from tevatron.core.formats.files import (
     Line,
     open_text,
@@ -151,3 +152,12 @@ def test_hashes_of_files_and_folders(tmp_path):
     before = sha256_tree(tmp_path)
     (tmp_path / "b").rename(tmp_path / "c")
     assert sha256_tree(tmp_path) != before
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)
+    fits = _write(tmp_path / "fits.gz", gzip.compress(b"x" * 999 + b"\n" + b"y" * 1000))
+    assert [len(line.text) for line in read_lines(fits)] == [999, 1000]
+    bomb = _write(tmp_path / "bomb.gz", gzip.compress(b"short\n" + b"0" * 10**7))
+    with pytest.raises(FormatError, match=r"bomb.gz:2: the line is longer than 1000 bytes"):
+        list(read_lines(bomb))

@@ -20,6 +20,7 @@ from tevatron.core.errors import FormatError
 
 _GZIP, _ZSTD, _BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
 _CHUNK_BYTES = 2**20
+MAX_LINE_BYTES = 64 * 2**20
 
 JsonObject = dict[str, object]
 
@@ -64,7 +65,11 @@ def read_lines(path: Path | str) -> Iterator[Line]:
     number = 0
     try:
         with open_bytes(path) as stream:
-            for number, raw in enumerate(stream, start=1):
+            for number, raw in enumerate(_bounded(stream), start=1):
+                if len(raw) > MAX_LINE_BYTES:
+                    raise FormatError(
+                        f"the line is longer than {MAX_LINE_BYTES} bytes", path=path, line=number
+                    )
                 line = raw.removeprefix(_BOM) if number == 1 else raw
                 text = line.decode("utf-8").rstrip("\r\n")
                 if text and not text.isspace():
@@ -81,6 +86,12 @@ def read_lines(path: Path | str) -> Iterator[Line]:
         if type(error).__module__.partition(".")[0] not in {"zstandard", "zstd"}:
             raise
         raise FormatError(f"broken zstd archive: {error}", path=path, line=number + 1) from error
+
+
+def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines, none much longer than the limit: a small archive may unpack to one line that fills the memory."""
+    while raw := stream.readline(MAX_LINE_BYTES + 1):
+        yield raw
 
 
 class Record:
