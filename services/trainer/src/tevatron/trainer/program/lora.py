@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
@@ -29,7 +30,13 @@ GROUPS: dict[str, str] = {
     "moe_shared": rf".*\.shared_experts?\.{_MLP}",
     "moe_router": r".*\.(?:mlp|block_sparse_moe)\.(?:gate|router)",
 }
-"""Regular expressions over full module names."""
+"""Regular expressions over full names of linear modules."""
+
+PARAMETERS: dict[str, str] = {
+    "moe_experts": r".*\.experts\.(?:gate_up_proj|down_proj)",
+    "moe_router": r".*\.(?:mlp|block_sparse_moe)\.(?:gate|router)\.weight",
+}
+"""The same for models that keep a group in stacked parameters instead, as transformers does for experts."""
 
 DEFAULT_DENSE = ("attn", "mlp")
 DEFAULT_MOE = ("attn", "moe_experts", "moe_shared")
@@ -38,13 +45,27 @@ _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SHARED_FIELDS = ("n_shared_experts", "shared_expert_intermediate_size", "num_shared_experts")
 
 
+class Targets(NamedTuple):
+    """What is adapted: linear modules by regular expression, parameters by the ends of their names."""
+
+    modules: str | None
+    parameters: list[str]
+
+
 def add_lora(model: PreTrainedModel, arguments: TrainArguments) -> PeftModel:
-    """Put adapters on the modules that the arguments name; only they stay trainable, and a `seq_cls` head's row."""
+    """Put adapters on what the arguments name; only they stay trainable, and a `seq_cls` head's row."""
+    targets = find_targets(model, arguments)
+    if targets.parameters and arguments.lora_dropout:
+        raise ConfigError(
+            f"--lora_dropout {arguments.lora_dropout:g} cannot be honoured on the stacked parameters "
+            f"{', '.join(targets.parameters)}; use 0, or leave their group out"
+        )
     config = LoraConfig(
         r=arguments.lora_r,
         lora_alpha=arguments.lora_alpha,
         lora_dropout=arguments.lora_dropout,
-        target_modules=target_pattern(model, arguments),
+        target_modules=targets.modules or [],
+        target_parameters=targets.parameters or None,
     )
     adapted = get_peft_model(model, config)
     score = getattr(model, "score", None)
@@ -54,17 +75,22 @@ def add_lora(model: PreTrainedModel, arguments: TrainArguments) -> PeftModel:
     return adapted
 
 
-def target_pattern(model: PreTrainedModel, arguments: TrainArguments) -> str:
-    """Return the regular expression of the modules to adapt; groups win over module names."""
+def find_targets(model: PreTrainedModel, arguments: TrainArguments) -> Targets:
+    """Resolve groups or module names against the model; groups win."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    parameters: list[str] = []
     if arguments.lora_target_groups or not arguments.lora_target_modules:
         groups = arguments.lora_target_groups or default_groups(model.config)
-        patterns = _group_patterns(groups, names, model.config)
+        patterns = []
+        for group in groups:
+            found = _group_targets(group, names, model)
+            patterns += [] if found.modules is None else [found.modules]
+            parameters += found.parameters
     else:
         patterns = [_module_pattern(name, names) for name in _module_names(arguments)]
-    if not patterns:
+    if not patterns and not parameters:
         raise ConfigError(_matches_nothing("what was asked for", names))
-    return "|".join(patterns)
+    return Targets("|".join(patterns) or None, parameters)
 
 
 def _module_names(arguments: TrainArguments) -> list[str]:
@@ -85,24 +111,25 @@ def default_groups(config: PreTrainedConfig) -> list[str]:
     return list(DEFAULT_MOE if _has(config, _EXPERT_FIELDS) else DEFAULT_DENSE)
 
 
-def _group_patterns(groups: Iterable[str], names: list[str], config: PreTrainedConfig) -> list[str]:
-    patterns = []
-    for group in groups:
-        if group not in GROUPS:
-            raise ConfigError(unknown_name("LoRA target group", group, GROUPS))
-        matched = _matching(GROUPS[group], names)
-        if matched:
-            logger.info("LoRA group '%s' adapts %d modules", group, len(matched))
-            patterns.append(GROUPS[group])
-        elif _lacks_part(group, config):
-            logger.warning(
-                "LoRA group '%s' is left out: a model of type '%s' with this config has no such part",
-                group,
-                config.model_type,
-            )
-        else:
-            raise ConfigError(_matches_nothing(f"LoRA group '{group}'", names))
-    return patterns
+def _group_targets(group: str, names: list[str], model: PreTrainedModel) -> Targets:
+    if group not in GROUPS:
+        raise ConfigError(unknown_name("LoRA target group", group, GROUPS))
+    matched = _matching(GROUPS[group], names)
+    if matched:
+        logger.info("LoRA group '%s' adapts %d modules", group, len(matched))
+        return Targets(GROUPS[group], [])
+    stacked = _matching(PARAMETERS.get(group, ""), (name for name, _ in model.named_parameters()))
+    if stacked:
+        logger.info("LoRA group '%s' adapts %d stacked parameters", group, len(stacked))
+        return Targets(None, sorted({".".join(name.split(".")[-3:]) for name in stacked}))
+    if not _lacks_part(group, model.config):
+        raise ConfigError(_matches_nothing(f"LoRA group '{group}'", names))
+    logger.warning(
+        "LoRA group '%s' is left out: a model of type '%s' with this config has no such part",
+        group,
+        model.config.model_type,
+    )
+    return Targets(None, [])
 
 
 def _lacks_part(group: str, config: PreTrainedConfig) -> bool:
