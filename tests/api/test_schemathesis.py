@@ -94,7 +94,7 @@ def test_every_answer_is_as_documented(api_schema, secret: str, subtests):
                 suppress_health_check=list(HealthCheck),
             )
             def check(case: schemathesis.Case) -> None:
-                case.call_and_validate(headers=headers, checks=checks)
+                case.call_and_validate(headers=headers, checks=checks, timeout=60)
 
             with subtests.test(operation=operation.label, mode=mode.value):
                 try:
