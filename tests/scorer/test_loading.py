@@ -191,7 +191,7 @@ def test_other_token_ids_are_refused(folder):
 
 
 def test_a_missing_folder_and_a_missing_tokenizer(tmp_path, plain):
-    with pytest.raises(ConfigError, match="is not a model folder"):
+    with pytest.raises(ConfigError, match="neither a folder nor a hub id"):
         _load(tmp_path / "gone", prompt_template="tevatron")
     for path in plain.iterdir():
         if path.name != "tokenizer.json":

@@ -6,6 +6,7 @@ A folder with a contract is served as the contract says or not at all; a plain o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tevatron.core.contracts.checkpoint import (
     CheckpointContract,
@@ -22,6 +23,7 @@ from tevatron.core.contracts.probes import renderable_probes
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError, ContractError
+from tevatron.core.hub import model_folder
 from tevatron.core.nn.loading import load_tokenizer
 from tevatron.core.prompts import Renderer, get_template
 from tevatron.scorer.engines import Engine, EngineOptions, get_engine
@@ -31,8 +33,7 @@ from tevatron.scorer.served import DEFAULT_MAX_LENGTH, Served, ServeOptions
 def load(options: ServeOptions) -> Served:
     """Load and prove; any mismatch is an error with names and numbers, and nothing is served."""
     make_engine = get_engine(options.backend)
-    if not options.model.is_dir():
-        raise ConfigError(f"{options.model} is not a model folder: no such folder")
+    options = replace(options, model=model_folder(str(options.model), revision=options.revision))
     contract = read_contract(options.model)
     if contract is None:
         built, head, dtype = _plain(options)

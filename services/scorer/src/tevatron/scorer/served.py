@@ -21,6 +21,9 @@ class ServeOptions:
 
     backend: str
     model: Path
+    """Folder, or a hub id."""
+    revision: str | None = None
+    """Of a hub id."""
     tokenizer: Path | None = None
     """Folder of the tokenizer, where it is not the model's."""
     prompt_template: str | None = None

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from tevatron.core.contracts.jobs import ExportJob, FailReason, Phase, TrainJob
 from tevatron.core.contracts.run import ExportRun, TrainRun
 from tevatron.core.errors import ConfigError, JobError
+from tevatron.core.hub import model_folder
 from tevatron.core.settings import Settings
 from tevatron.core.store.models import Model
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
@@ -142,16 +143,7 @@ def _export_run(ctx: JobContext, spec: ExportJob, run: RunFolder) -> ExportRun:
 def _model_folder(settings: Settings, model: Model) -> Path:
     if model.path is not None:
         return settings.data / model.path
-    # Heavy, and of no use where models are folders.
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(
-            str(model.hub_id),
-            revision=model.hub_revision,
-            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
-        )
-    )
+    return model_folder(str(model.hub_id), revision=model.hub_revision)
 
 
 def _config_error(message: str) -> JobError:

@@ -39,7 +39,7 @@ _PASSED = frozenset(
 )
 _PASSED_PREFIXES = (
     "CUDA_",
-    "HF_HOME",
+    "HF_",
     "LC_",
     "MKL_",
     "NCCL_",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sqlalchemy.orm import Session
 
 from tevatron.core.errors import ConfigError
@@ -15,13 +13,10 @@ from tevatron.core.store.scorers import ScorerTarget
 
 def server_arguments(session: Session, target: ScorerTarget, settings: Settings) -> list[str]:
     """Return the command line of the server for this target; what cannot be served is a `ConfigError`."""
-    folder = settings.data / _folder(session, target)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"the folder of {target.checkpoint_id or target.model_id} is not there: {folder}"
-        )
-    arguments = ["--backend", target.engine, "--model", str(folder)]
+    model, revision = _model(session, target, settings)
+    arguments = ["--backend", target.engine, "--model", model]
     for flag, value in (
+        ("--revision", revision),
         ("--dtype", target.dtype),
         ("--prompt_template", target.prompt_template),
         ("--rerank_max_len", target.max_length),
@@ -32,14 +27,19 @@ def server_arguments(session: Session, target: ScorerTarget, settings: Settings)
     return arguments
 
 
-def _folder(session: Session, target: ScorerTarget) -> Path:
-    """Return the key below TEVATRON_DATA, or an absolute path."""
+def _model(session: Session, target: ScorerTarget, settings: Settings) -> tuple[str, str | None]:
+    """Return the folder, or the hub id with its revision, which the server fetches."""
     if target.checkpoint_id is not None:
-        return Path(CheckpointRepository(session).by_id(target.checkpoint_id).path)
-    assert target.model_id is not None, "a check constraint of the table"
-    model = ModelRepository(session).by_id(target.model_id)
-    if model.path is None:
+        path = CheckpointRepository(session).by_id(target.checkpoint_id).path
+    else:
+        assert target.model_id is not None, "a check constraint of the table"
+        model = ModelRepository(session).by_id(target.model_id)
+        if model.path is None:
+            return str(model.hub_id), model.hub_revision
+        path = model.path
+    folder = settings.data / path
+    if not folder.is_dir():
         raise ConfigError(
-            f"model '{model.name}' is a hub id ({model.hub_id}); this host serves folders: register its folder"
+            f"the folder of {target.checkpoint_id or target.model_id} is not there: {folder}"
         )
-    return Path(model.path)
+    return str(folder), None

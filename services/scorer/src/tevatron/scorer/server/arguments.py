@@ -51,6 +51,7 @@ def parse(argv: Sequence[str]) -> tuple[ServeOptions, Bind]:
     options = ServeOptions(
         backend=given.backend,
         model=Path(given.model),
+        revision=given.revision,
         tokenizer=Path(given.tokenizer) if given.tokenizer else None,
         prompt_template=given.prompt_template,
         query_prefix=given.query_prefix,
@@ -70,7 +71,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tevatron.eval.serve.server", description="Serve /score.", allow_abbrev=False
     )
     parser.add_argument("--backend", required=True, choices=[*ENGINES, "vllm"])
-    parser.add_argument("--model", required=True, help="folder in Hugging Face's layout")
+    parser.add_argument(
+        "--model", required=True, help="folder in Hugging Face's layout, or a hub id"
+    )
+    parser.add_argument("--revision", help="commit, branch or tag of a hub id")
     parser.add_argument("--tokenizer", help="folder of the tokenizer; the model's when unset")
     parser.add_argument(
         "--prompt_template", choices=sorted(TEMPLATES), help="of a model without a contract"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from tevatron.core.contracts.jobs import FailReason
 from tevatron.core.contracts.train import Head, TrainArguments
 from tevatron.core.errors import ConfigError
+from tevatron.core.hub import model_folder
 from tevatron.core.nn.attention import ATTENTION
 from tevatron.core.nn.forward import ScoreHead
 from tevatron.core.nn.loading import load_config, load_model, load_tokenizer, score_head
@@ -27,8 +27,6 @@ from tevatron.trainer.program.failures import failing_as
 from tevatron.trainer.program.lora import add_lora
 
 logger = logging.getLogger(__name__)
-
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class TrainableModel:
 def open_base(name_or_path: str, arguments: TrainArguments) -> BaseModel:
     """Find the folder, check its config, load the tokenizer and resolve the prompt; no weights yet."""
     with failing_as(FailReason.MODEL_ERROR):
-        folder = resolve_folder(name_or_path)
+        folder = model_folder(name_or_path)
         load_config(folder)
         tokenizer = load_tokenizer(folder)
     renderer = Renderer(
@@ -83,20 +81,6 @@ def open_base(name_or_path: str, arguments: TrainArguments) -> BaseModel:
         else score_head(arguments.head, yes=ids.yes, no=ids.no)
     )
     return BaseModel(folder=folder, tokenizer=tokenizer, renderer=renderer, head=head)
-
-
-def resolve_folder(name_or_path: str) -> Path:
-    """Return the model's folder; what is no folder is a hub id, of which safetensors are fetched."""
-    if Path(name_or_path).is_dir():
-        return Path(name_or_path)
-    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") != 1:
-        raise ConfigError(f"model '{name_or_path}' is neither a folder nor a hub id (owner/name)")
-    try:
-        return Path(snapshot_download(name_or_path, allow_patterns=_HUB_FILES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model '{name_or_path}' is no folder here and cannot be fetched from the hub: {error}"
-        ) from error
 
 
 def load_trainable(
