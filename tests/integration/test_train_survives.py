@@ -50,7 +50,7 @@ def test_killed_with_the_ranks_it_goes_on_from_the_saved_state(stack: LiveStack,
     kill(stack, part, job_id)
     wait_for(
         lambda: not set(marked) & set(processes_with_marker(f"{job_id}:1")),
-        timeout_s=10,
+        timeout_s=60,
         what="the end of the first attempt's processes",
     )
     assert stack.wait_succeeded(job_id).attempt == 2
