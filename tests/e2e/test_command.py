@@ -53,14 +53,31 @@ def test_one_file_goes_from_a_base_model_to_a_table(stack, sample, tiny_model):
         # The same file again registers nothing anew.
         again = stack.run("run", str(file), "--no-follow", "--json")
         assert again.returncode == 0, again.stderr
-        jobs = [job["id"] for job in json.loads(again.stdout)]
-        cancelled = stack.run("cancel", *jobs, "--json")
+        assert len(json.loads(again.stdout)) == 3
+    assert stack.stop() == 0
+
+
+def test_cancelled_job_ends_and_one_unknown_job_does_not_spare_the_others(
+    stack, sample, tiny_model
+):
+    with stack.up():
+        stack.run("models", "add", "tiny", str(tiny_model))
+        stack.run(
+            "datasets", "add", "rows", str(sample.parent / "train.jsonl"), "--kind", "training"
+        )
+        flags = ["--max-steps", "100000", "--rerank-max-len=128", "--train_group_size", "2"]
+        words = ["submit", "train", "--model", "tiny", "--dataset", "rows", *flags, "--json"]
+        (job,) = json.loads(stack.run(*words).stdout)
+        assert job["spec"]["arguments"]["max_steps"] == 100000
+        cancelled = stack.run("cancel", job["id"], "--json")
         assert cancelled.returncode == 0, cancelled.stderr
-        assert {job["state"] for job in json.loads(cancelled.stdout)} <= {
-            "cancelled",
-            "cancelling",
-            "succeeded",
-        }
+        followed = stack.run("logs", "-f", job["id"])
+        assert followed.returncode == 1
+        assert followed.stdout.splitlines()[-1].endswith("state: cancelled")
+        again = stack.run("cancel", "job_1", job["id"], "--json")
+        assert again.returncode == 1
+        assert "unknown job 'job_1'" in again.stderr
+        assert [entry["state"] for entry in json.loads(again.stdout)] == ["cancelled"]
     assert stack.stop() == 0
 
 

@@ -83,15 +83,24 @@ def cancel(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of the jobs.")],
     json: Json = False,
 ) -> None:
-    """Ask for the end of jobs."""
+    """Ask for the end of jobs; one that is over already is an error, the others are cancelled all the same."""
     from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.errors import TevatronError
 
+    found, failed = [], False
     with connect() as client:
-        found = [client.cancel(job) for job in jobs]
+        for job in jobs:
+            try:
+                found.append(client.cancel(job))
+            except TevatronError as error:
+                failed = True
+                typer.echo(f"tevatron: {error}", err=True)
     if json:
         output.print_json(output.dump(found))
-    else:
+    elif found:
         output.print_jobs(found)
+    if failed:
+        raise typer.Exit(1)
 
 
 def results(
