@@ -14,6 +14,7 @@ import pytest
 from tevatron.core.errors import JobError
 from tevatron.core.settings import Settings
 from tevatron.core.worker.runner import AttemptLostError, JobContext, Stopped, StopReason
+from tevatron.trainer import watch as watch_module
 from tevatron.trainer.launchers import Exit
 from tevatron.trainer.run_folder import RunFolder
 from tevatron.trainer.watch import EventTail, watch
@@ -191,6 +192,14 @@ def test_a_reported_failure_keeps_reason_phase_and_message(bench: Bench) -> None
     assert (error.value.reason, error.value.phase) == ("not_finite", "training")
 
 
+def test_a_failure_waits_for_the_launcher_to_say_which_rank_was_first(bench: Bench) -> None:
+    """A busy machine takes longer than `stop_grace_s` to end the sibling of a killed rank."""
+    failed = event("failed", reason="program_failed", phase="training", message="connection reset")
+    slow = [bench.says(failed), *[lambda: None] * 12]
+    with pytest.raises(AttemptLostError):
+        bench.watch(Attempt(slow, ended=KILLED))
+
+
 @pytest.mark.parametrize("reason", ["program_failed", "internal_error"])
 def test_the_failure_of_a_rank_whose_sibling_was_killed_is_a_lost_attempt(
     bench: Bench, reason: str
@@ -230,7 +239,10 @@ def test_killed_after_the_export_was_whole_is_well(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "last", [EXPORTED, event("failed", reason="program_failed", message="broken")]
 )
-def test_a_program_that_hangs_after_its_last_word_is_ended(bench: Bench, last: str) -> None:
+def test_a_program_that_hangs_after_its_last_word_is_ended(
+    bench: Bench, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "HANG_MARGIN_S", 0.0)
     attempt = Attempt([bench.says(last), *[lambda: None] * 1000], ended=KILLED)
     began = time.monotonic()
     if last is EXPORTED:

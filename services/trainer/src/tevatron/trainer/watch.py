@@ -21,6 +21,9 @@ from tevatron.core.worker.runner import AttemptLostError, JobContext, StopReason
 from tevatron.trainer.launchers import Exit, Handle
 from tevatron.trainer.run_folder import RunFolder
 
+HANG_MARGIN_S = 60.0
+"""After its last word an attempt has `stop_grace_s` and this to end. A launcher that saw a rank die gives the others
+about `stop_grace_s` and only then says which one was first: to end it before would lose the cause."""
 _POLL_S = 0.1
 _READ_BYTES = 2**20
 _SIBLINGS_FAIL_WITH = frozenset(
@@ -129,7 +132,8 @@ def _follow(
             return ended
         if seen.is_over and over_at is None:
             over_at = time.monotonic()
-        if over_at is not None and time.monotonic() - over_at > ctx.settings.stop_grace_s:
+        limit_s = ctx.settings.stop_grace_s + HANG_MARGIN_S
+        if over_at is not None and time.monotonic() - over_at > limit_s:
             # It has said its last word and hangs; that we end it says nothing about the cause.
             handle.end(grace_s=ctx.settings.kill_grace_s)
             return Exit(status=1, killed=False, message="it hung after its last event")
