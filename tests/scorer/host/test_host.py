@@ -105,7 +105,10 @@ def _authorization(row):
 def _children(pid):
     """Return the servers that this host has started."""
     text = subprocess.run(
-        ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True, check=False
+        ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
     return [int(line.split()[0]) for line in text.splitlines() if "--fd" in line]
 
