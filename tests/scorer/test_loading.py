@@ -208,3 +208,11 @@ def test_weights_that_give_no_number_are_refused(tmp_path):
     model.save_pretrained(folder)
     with pytest.raises(ConfigError):
         _load(folder, prompt_template="tevatron")
+
+
+def test_a_plain_model_is_tried_with_the_longest_prompt(tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    folder = tiny_folder(tmp_path, rope_parameters=rope, max_position_embeddings=128)
+    with pytest.raises(ConfigError, match="a prompt of 160 tokens: beyond 128 tokens"):
+        _load(folder, prompt_template="tevatron", max_length=160)
+    _load(folder, prompt_template="tevatron", max_length=128)

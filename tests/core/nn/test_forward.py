@@ -5,8 +5,15 @@ import torch
 from tests.support.tiny_model import tiny_config
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from tevatron.core.errors import ConfigError
 from tevatron.core.nn.attention import ATTENTION, register
-from tevatron.core.nn.forward import SeqClsHead, YesNoHead, score_packed, score_padded
+from tevatron.core.nn.forward import (
+    SeqClsHead,
+    YesNoHead,
+    longest_prompt,
+    score_packed,
+    score_padded,
+)
 
 PROMPTS = [[5, 6, 7], [1], [9, 8, 7, 6, 5, 4, 3, 2, 1, 11], [5, 6, 7, 8], [200] * 17]
 HEAD = YesNoHead(yes=30, no=40)
@@ -109,3 +116,39 @@ def test_gradients_are_the_same_packed_and_padded_and_checkpointed():
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match=r"no empty one, got lengths \[1, 0\]"):
         score_packed(causal("llama"), [[1], []], HEAD)
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [(None, None), (DYNAMIC, 16), (LONGROPE, 16)],
+    ids=["none", "dynamic", "longrope"],
+)
+def test_a_prompt_that_would_change_its_neighbours_scores_is_refused(rope, limit):
+    changes = {} if rope is None else {"rope_parameters": dict(rope), "max_position_embeddings": 16}
+    model = causal("llama", **changes)
+    register()
+    model.set_attn_implementation(ATTENTION)
+    assert longest_prompt(model.config) == limit
+    short, fitting, over = [1, 2, 3], [7] * 16, [7] * 17
+    with torch.no_grad():
+        alone = score_packed(model, [short], HEAD)
+        assert torch.equal(
+            score_packed(model, [short, fitting], HEAD)[:1].round(decimals=4),
+            alone.round(decimals=4),
+        )
+        if limit is None:
+            torch.testing.assert_close(score_packed(model, [short, over], HEAD)[:1], alone)
+            return
+        for score in (score_packed, score_padded):
+            with pytest.raises(ConfigError, match="a prompt of 17 tokens: beyond 16 tokens"):
+                score(model, [short, over], HEAD)

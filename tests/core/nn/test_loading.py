@@ -6,7 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.tiny_model import tiny_config, tiny_folder
-from transformers import AutoModelForSequenceClassification, LlamaForCausalLM
+from transformers import (
+    AutoModelForSequenceClassification,
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaForCausalLM,
+)
 
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError, ContractError
@@ -182,3 +187,24 @@ def test_score_head_needs_both_answers():
     assert score_head(Head.SEQ_CLS) == SeqClsHead()
     with pytest.raises(ContractError, match=r"yes=3 no=None"):
         score_head(Head.YES_NO, yes=3)
+
+
+def test_an_adapter_beside_a_model_is_refused(tmp_path):
+    folder = tiny_folder(tmp_path)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"adapter_config.json beside a model"):
+        load(folder)
+
+
+def test_a_model_that_cannot_be_packed_is_refused_with_any_attention(tmp_path):
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4)
+    BloomForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model_type 'bloom' takes no attention function"):
+        load(tmp_path, attention="sdpa")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_that_can_be_packed_loads_with_the_attention_asked_for(tmp_path, attention):
+    model = load(tiny_folder(tmp_path), attention=attention)
+    assert model.config._attn_implementation == attention

@@ -13,7 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError
 from tevatron.core.nn.attention import ATTENTION, recorded_windows
-from tevatron.core.nn.forward import ScoreHead, SeqClsHead, YesNoHead, score_packed, score_padded
+from tevatron.core.nn.forward import (
+    ScoreHead,
+    SeqClsHead,
+    YesNoHead,
+    longest_prompt,
+    score_packed,
+    score_padded,
+)
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTHS = (5, 9, 3)
@@ -37,6 +44,16 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
         raise ConfigError(
             f"model_type '{config.model_type}' has layers of type {', '.join(others)}; "
             f"supported are {', '.join(sorted(LAYER_TYPES))}"
+        )
+
+
+def check_length(config: PreTrainedConfig, max_length: int) -> None:
+    """Raise `ConfigError` where prompts may be so long that a score would depend on its neighbours in a pass."""
+    limit = longest_prompt(config)
+    if limit is not None and max_length > limit:
+        raise ConfigError(
+            f"model_type '{config.model_type}' stretches its rotary positions for prompts over {limit} tokens, so that "
+            f"scores would depend on what else is in a pass: expected rerank_max_len {limit} at most, got {max_length}"
         )
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from tevatron.core.errors import ConfigError
 from tevatron.core.nn.attention import Segments
 
 
@@ -76,6 +77,25 @@ def score_padded(
     return project(model, hidden_PSH[torch.arange(len(rows), device=device), last_P], head)
 
 
+def longest_prompt(config: PreTrainedConfig) -> int | None:
+    """Return how long a prompt may be until the model's rotary positions depend on the longest one of the pass.
+
+    Dynamic and longrope scaling look at the highest position of a forward pass: beyond this length a prompt's score
+    would depend on its neighbours, and with dynamic scaling on what was scored before. None for other models.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    limits = []
+    for part in parts:
+        kind = str(part.get("rope_type", "default"))
+        if "dynamic" in kind or kind == "longrope":
+            own = part.get("original_max_position_embeddings")
+            own = own or getattr(text, "original_max_position_embeddings", None)
+            limits.append(int(own or text.max_position_embeddings))
+    return min(limits, default=None)
+
+
 def project(model: PreTrainedModel, hidden_PH: Tensor, head: ScoreHead) -> Tensor:
     """Turn the last tokens' hidden states, [P, H], into fp32 scores of shape [P]."""
     # fp32 whatever the model and autocast say: a difference of two bf16 logits has two digits left.
@@ -102,6 +122,12 @@ def _answer_logits(model: PreTrainedModel, hidden_PH: Tensor, head: YesNoHead) -
 def _hidden(
     model: PreTrainedModel, *, input_ids: Tensor, position_ids: Tensor, segments: Segments | None
 ) -> Tensor:
+    longest = input_ids.shape[1] if segments is None else max(segments.lengths)
+    limit = longest_prompt(model.config)
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"a prompt of {longest} tokens: beyond {limit} tokens this model's scores depend on what else is in a pass"
+        )
     extra = {} if segments is None else {"segments": segments}
     backbone: nn.Module = model.base_model
     output = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)

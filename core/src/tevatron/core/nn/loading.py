@@ -38,6 +38,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SCORE_WEIGHT = "score.weight"
 TOKENIZER_FILE = "tokenizer.json"
+ADAPTER_FILE = "adapter_config.json"
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -105,7 +106,10 @@ def load_model(
     )
     nn.Module.to(model, torch.device(device))
     model.train(False)
-    check_forward(model, head, attention=attention)
+    # Packed whatever the training does: probes and scorers are, and a model that cannot be is of no use in the end.
+    check_forward(model, head)
+    if attention != ATTENTION:
+        check_forward(model, head, attention=attention)
     return model
 
 
@@ -121,6 +125,12 @@ def load_config(folder: Path | str) -> PreTrainedConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    if (folder / ADAPTER_FILE).exists():
+        # transformers would put the adapter on the weights without a word.
+        raise ConfigError(
+            f"{folder} holds {ADAPTER_FILE} beside a model: which of the two is meant is not known; publish merged "
+            "weights, or take the adapter out"
+        )
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
         raise ConfigError(f"{path}: expected an object with 'model_type'")
     if raw.get("quantization_config"):

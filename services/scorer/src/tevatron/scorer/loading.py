@@ -122,8 +122,10 @@ def _prove(engine: Engine, contract: CheckpointContract) -> float:
 
 
 def _try_out(engine: Engine, built: Renderer) -> None:
-    """Score two probes, so that a model that gives no numbers is found before it is ready."""
-    scores = engine.score([built.render(pair).ids for pair in renderable_probes(built)[:2]])
+    """Score a few probes, so that a model that gives no numbers is found before it is ready."""
+    pairs = renderable_probes(built)
+    # The last one is as long as prompts get.
+    scores = engine.score([built.render(pair).ids for pair in [*pairs[:2], pairs[-1]]])
     if not all(math.isfinite(score) for score in scores):
         raise ConfigError(f"the model gives scores that are no finite numbers: {scores}")
 
