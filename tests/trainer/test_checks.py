@@ -7,6 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tevatron.core.contracts.checkpoint import (
+    AnswerTokenIds,
+    CheckpointContract,
+    Probe,
+    TemplateContract,
+    write_contract,
+)
+from tevatron.core.contracts.tokenizers import tokenizer_sha256
+from tevatron.core.contracts.train import Head
 from tevatron.core.errors import JobError
 from tevatron.trainer.checks import check_dataset, check_model
 
@@ -158,3 +167,34 @@ def test_a_stop_request_ends_the_reading(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", *[ROW] * 1000)
     with pytest.raises(AskedToStopError):
         check_dataset(path, look=stop)
+
+
+def test_a_contract_of_another_tokenizer_is_named(model: Path) -> None:
+    contract = CheckpointContract(
+        template=TemplateContract(
+            name="tevatron",
+            version=1,
+            query_prefix="query:",
+            passage_prefix="passage:",
+            text="",
+            yes=" yes",
+            no=" no",
+        ),
+        answer_ids=AnswerTokenIds(yes=1, no=2),
+        head=Head.YES_NO,
+        max_length=512,
+        dtype="float32",
+        base_model="base",
+        base_model_sha256=None,
+        tokenizer_sha256=tokenizer_sha256(model),
+        training_data_sha256=None,
+        arguments=None,
+        code_version="1",
+        probes=[Probe(query="q", title="", text="t", token_ids=[1], score=0.5)],
+    )
+    write_contract(model, contract)
+    check_model(model)
+    (model / "tokenizer.json").write_text('{"model": {"type": "WordPiece"}}')
+    with pytest.raises(JobError, match=r"tokenizer of .* differs") as error:
+        check_model(model)
+    assert_refused(error, "contract_mismatch")

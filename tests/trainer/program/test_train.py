@@ -3,10 +3,12 @@
 import json
 import math
 import os
+import shutil
 import signal
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from tests.support.tiny_model import tiny_folder, tiny_tokenizer
 from tests.trainer.program.training import (
@@ -21,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from tevatron.core.contracts.checkpoint import read_contract, renderer
 from tevatron.core.contracts.train import Head
-from tevatron.core.errors import ConfigError, FormatError, JobError
+from tevatron.core.errors import ConfigError, ContractError, FormatError, JobError
 from tevatron.core.nn.loading import load_model, load_tokenizer, score_head
 from tevatron.core.nn.probing import PromptScorer, prove
 from tevatron.core.prompts import Pair
@@ -336,6 +338,40 @@ def test_a_model_without_a_tokenizer(tmp_path, dataset):
     with pytest.raises(JobError, match="has no tokenizer") as caught:
         run_training(make_run(model, dataset, tmp_path / "run"))
     assert caught.value.reason == "model_error"
+
+
+def test_a_checkpoint_goes_on_being_trained_but_not_with_another_tokenizer(
+    plain, dataset, tmp_path
+):
+    model = tmp_path / "model"
+    shutil.copytree(plain[0] / "export", model)
+    run_training(make_run(model, dataset, tmp_path / "more", max_steps=1))
+    other = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = other["model"]["vocab"]
+    yes, no = "\u0120yes", "\u0120no"
+    vocabulary[yes], vocabulary[no] = vocabulary[no], vocabulary[yes]
+    (model / "tokenizer.json").write_text(json.dumps(other))
+    with pytest.raises(ContractError, match=r"tokenizer of .* differs: contract has sha256"):
+        run_training(make_run(model, dataset, tmp_path / "run"))
+    phases = [data["phase"] for data in of_type(read_events(tmp_path / "run"), "phase")]
+    assert phases == ["preparing"]
+
+
+def test_prompts_too_long_for_the_rotary_scaling_are_refused_before_the_model_loads(
+    dataset, tmp_path
+):
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    model = tiny_folder(tmp_path / "model", rope_parameters=rope, max_position_embeddings=64)
+    with pytest.raises(ConfigError, match="expected rerank_max_len 64 at most, got 96"):
+        run_training(make_run(model, dataset, tmp_path / "run"))
+    phases = [data["phase"] for data in of_type(read_events(tmp_path / "run"), "phase")]
+    assert phases == ["preparing"]
+
+
+@pytest.mark.parametrize("name", ["owner/kernel", "kernels-community/flash-attn2", "paged|sdpa"])
+def test_an_attention_from_elsewhere_is_refused(llama, dataset, tmp_path, name):
+    with pytest.raises(ValidationError, match="attn_implementation"):
+        make_run(llama, dataset, tmp_path, packing=False, attn_implementation=name)
 
 
 @pytest.mark.parametrize(

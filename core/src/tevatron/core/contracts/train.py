@@ -117,7 +117,8 @@ class TrainArguments(BaseModel):
     """Token budget of one packed forward pass; never below one group's longest prompt."""
     pad_to_multiple_of: int = Field(default=16, ge=1)
     """Padded length is a multiple of this (packing off)."""
-    attn_implementation: str | None = None
+    # No free text: transformers would fetch `owner/name` from the hub and run it.
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     """Attention of transformers when packing is off; `sdpa` when unset."""
     fsdp: Literal["", "full_shard", "shard_grad_op"] = ""
     """Shard with FSDP over the ranks of a GPU run."""

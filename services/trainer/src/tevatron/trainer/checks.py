@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from tevatron.core.contracts.checkpoint import check_tokenizer, read_contract
 from tevatron.core.contracts.jobs import FailReason, Phase
 from tevatron.core.contracts.tokenizers import tokenizer_sha256
-from tevatron.core.errors import FormatError, InputError, JobError
+from tevatron.core.errors import ContractError, FormatError, InputError, JobError
 from tevatron.core.formats.training import read_training
 
 _ROWS_BETWEEN_LOOKS = 1000
@@ -22,6 +23,10 @@ def check_model(folder: Path) -> None:
     """Raise `JobError` unless the folder has a model's configuration, a tokenizer and safetensors weights."""
     try:
         _check_model(folder)
+    except ContractError as error:
+        raise JobError(
+            str(error), reason=FailReason.CONTRACT_MISMATCH, phase=Phase.PREPARING
+        ) from error
     except InputError as error:
         raise JobError(str(error), reason=FailReason.MODEL_ERROR, phase=Phase.PREPARING) from error
 
@@ -61,6 +66,9 @@ def _check_model(folder: Path) -> None:
     if not isinstance(described, dict) or "model_type" not in described:
         raise InputError(f"{config}: field 'model_type' is missing")
     tokenizer_sha256(folder)
+    contract = read_contract(folder)
+    if contract is not None:
+        check_tokenizer(contract, folder)
     _check_weights(folder)
 
 

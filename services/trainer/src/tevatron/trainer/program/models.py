@@ -15,11 +15,13 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from tevatron.core.contracts.checkpoint import check_tokenizer, read_contract
 from tevatron.core.contracts.jobs import FailReason
 from tevatron.core.contracts.train import Head, TrainArguments
 from tevatron.core.errors import ConfigError
 from tevatron.core.hub import model_folder
 from tevatron.core.nn.attention import ATTENTION
+from tevatron.core.nn.checks import check_length
 from tevatron.core.nn.forward import ScoreHead
 from tevatron.core.nn.loading import load_config, load_model, load_tokenizer, score_head
 from tevatron.core.prompts import Renderer, get_template
@@ -59,8 +61,13 @@ def open_base(name_or_path: str, arguments: TrainArguments) -> BaseModel:
     """Find the folder, check its config, load the tokenizer and resolve the prompt; no weights yet."""
     with failing_as(FailReason.MODEL_ERROR):
         folder = model_folder(name_or_path)
-        load_config(folder)
+        config = load_config(folder)
         tokenizer = load_tokenizer(folder)
+    contract = read_contract(folder)
+    if contract is not None:
+        # Begun from a checkpoint: with another tokenizer its weights would mean something else.
+        check_tokenizer(contract, folder)
+    check_length(config, arguments.rerank_max_len)
     renderer = Renderer(
         get_template(arguments.prompt_template),
         tokenizer,
