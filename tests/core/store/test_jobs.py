@@ -135,6 +135,11 @@ def test_names_are_resolved_to_ids_and_the_submitted_spec_is_kept(registered):
             "max_length belongs to a model without a contract, got one with checkpoint",
         ),
         (eval_job(rerank={"scorers": ["s"]}), NotFoundError, "unknown scorer 's'"),
+        (
+            eval_job(rerank={"scorers": ["s"], "dtype": "float32"}),
+            ConfigError,
+            "dtype is the scorer's own",
+        ),
         (export_job(train="job_0"), NotFoundError, "unknown job 'job_0'"),
     ],
 )
@@ -299,7 +304,7 @@ def test_a_keys_rows_are_seen_by_this_key_and_the_administrator_only(registered)
 def test_another_keys_dataset_is_unknown(registered):
     with registered.begin() as session:
         key, _ = KeyRepository(session).create("one")
-    with pytest.raises(NotFoundError, match=r"unknown model 'base'; there are: \."):
+    with pytest.raises(NotFoundError, match=r"unknown model 'base'; there is none"):
         send(registered, {"": train_job()}, key_id=key.id)
 
 

@@ -169,3 +169,19 @@ def test_counts_by_state(sessions, number):
     counts = do(sessions, lambda session: JobRepository(session).count_by_state())
     expected = {("eval", "starting"): 1, ("eval", "queued"): number - 1}
     assert counts == {key: count for key, count in expected.items() if count}
+
+
+def test_a_waiting_job_that_this_build_cannot_read_fails_and_holds_up_no_other(sessions):
+    _, half, _, direct = pipeline(sessions)
+    with sessions.begin() as session:
+        session.execute(
+            text(
+                "UPDATE jobs SET resolved = resolved || '{\"later\": 1}' WHERE id = :id"
+            ).bindparams(id=half)
+        )
+    succeed_with_checkpoint(sessions, claim(sessions, JobKind.TRAIN))
+    do(sessions, settle_waiting)
+    failed = job(sessions, half)
+    assert (failed.state, failed.reason) == ("failed", FailReason.CONFIG_ERROR)
+    assert "cannot read the job's spec" in failed.message
+    assert job(sessions, direct).state == "queued"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
+from pydantic import ValidationError
 from sqlalchemy import exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
@@ -98,7 +99,13 @@ def _settle(session: Session, job: Job) -> None:
     if problem is not None:
         move(session, job, JobState.FAILED, reason=FailReason.DEPENDENCY_FAILED, message=problem)
         return
-    spec = with_sources(SPEC.validate_python(job.resolved), outputs)
+    try:
+        spec = with_sources(SPEC.validate_python(job.resolved), outputs)
+    except ValidationError as error:
+        # Stored by a build with another schema. Raised, it would keep every other job waiting as well.
+        problem = f"this build cannot read the job's spec: {error}"
+        move(session, job, JobState.FAILED, reason=FailReason.CONFIG_ERROR, message=problem)
+        return
     job.resolved = spec.model_dump(mode="json", by_alias=True)
     move(session, job, JobState.QUEUED)
 

@@ -138,6 +138,8 @@ def _check_rerank(rerank: Rerank) -> None:
         raise ConfigError("rerank: a model without a contract needs prompt_template")
     if rerank.prompt_template is not None:
         get_template(rerank.prompt_template)
+    if rerank.scorers is not None and rerank.dtype is not None:
+        raise ConfigError("rerank: dtype is the scorer's own; scorers that are there keep theirs")
     if rerank.model is None:
         for name in ("prompt_template", "max_length"):
             if getattr(rerank, name) is not None:
