@@ -48,7 +48,7 @@ FAULTS = {
     "config list": (lambda f: with_json(f, "config.json", []), "expected a JSON object, got list"),
     "no tokenizer": (
         lambda f: without(f, "tokenizer.json"),
-        "tiny: no tokenizer; expected one of tokenizer.json",
+        "tiny: no tokenizer; expected tokenizer.json",
     ),
     "no weights": (lambda f: without(f, "model.safetensors"), "tiny: no weights"),
     "code": (
@@ -61,6 +61,15 @@ FAULTS = {
         ),
         "tokenizer_config.json: auto_map asks for remote code",
     ),
+    "slow tokenizer only": (
+        lambda f: (f / "tokenizer.json").rename(f / "tokenizer.model"),
+        "tiny: no tokenizer; expected tokenizer.json",
+    ),
+    "adapter": (
+        lambda f: with_json(f, "adapter_config.json", {}),
+        "adapter_config.json beside a model",
+    ),
+    "broken contract": (lambda f: with_json(f, "reranker.json", {}), "field 'template'"),
     "pickle only": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
         "weights only as pickle (pytorch_model.bin)",

@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from tevatron.api.roots import refuse_leaving_links
+from tevatron.core.contracts.checkpoint import check_tokenizer, read_contract
+from tevatron.core.contracts.tokenizers import TOKENIZER_NAME
 from tevatron.core.errors import InputError
 
 MAX_JSON_BYTES = 64 * 2**20
-TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-"""Each is enough."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -32,10 +32,18 @@ def check_model_folder(folder: Path, roots: Sequence[Path]) -> None:
     for name in ("tokenizer_config.json", "processor_config.json"):
         if (folder / name).is_file():
             _refuse_code(_read_json(folder / name), name)
-    if not any(all((folder / name).is_file() for name in names) for names in TOKENIZERS):
-        expected = ", ".join(" with ".join(names) for names in TOKENIZERS)
-        raise InputError(f"{folder.name}: no tokenizer; expected one of {expected}")
+    if not (folder / TOKENIZER_NAME).is_file():
+        raise InputError(
+            f"{folder.name}: no tokenizer; expected {TOKENIZER_NAME} (a fast tokenizer)"
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{folder.name}: adapter_config.json beside a model, which would change its weights; expected merged weights"
+        )
     _check_weights(folder)
+    contract = read_contract(folder)
+    if contract is not None:
+        check_tokenizer(contract, folder)
 
 
 def _read_json(path: Path) -> dict[str, JsonValue]:
