@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select, text
@@ -209,6 +210,24 @@ def test_named_scorers_must_be_live(registered):
     do(registered, release_scorer, scorer)
     with pytest.raises(ConflictError, match="scorer 'pool' is stopped; start another"):
         send(registered, {"": eval_job(rerank={"scorers": ["pool"]})})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dtype", "float32"), ("checkpoint_id", "other"), ("max_length", 128)],
+)
+def test_named_scorers_must_serve_the_same(registered, field, value):
+    tune, more = send(registered, {"tune": train_job(), "more": train_job()})
+    with registered.begin() as session:
+        target = ScorerTarget(checkpoint_id=publish_checkpoint(session, tune))
+        if field == "checkpoint_id":
+            value = publish_checkpoint(session, more)
+        unlike = replace(target, **{field: value})
+        for name, served in (("a", target), ("b", target), ("c", unlike)):
+            request_scorer(session, served, key_id=None, name=name)
+    send(registered, {"": eval_job(rerank={"scorers": ["a", "b"]})})
+    with pytest.raises(ConfigError, match=f"the scorers differ in {field}, .* has {value}"):
+        send(registered, {"": eval_job(rerank={"scorers": ["a", "b", "c"]})})
 
 
 def test_the_same_idempotency_key_and_body_give_the_same_jobs(registered):

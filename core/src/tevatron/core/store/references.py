@@ -5,7 +5,7 @@ Checks here whatever can be known before a job runs. Knows nothing of states and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from sqlalchemy.orm import Session
@@ -24,7 +24,7 @@ from tevatron.core.errors import ConfigError, unknown_name
 from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.claims import AnyJob
-from tevatron.core.store.models import DatasetKind, Job
+from tevatron.core.store.models import DatasetKind, Job, Scorer
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
 from tevatron.core.store.repository import Repository
 from tevatron.core.store.scorers import ScorerRepository
@@ -118,6 +118,7 @@ class References:
             return rerank.model_copy(update={"model": model.id})
         if rerank.scorers is not None:
             scorers = [self._scorers.get_live(ref, key_id=self._key_id) for ref in rerank.scorers]
+            _check_alike(scorers)
             return rerank.model_copy(update={"scorers": [scorer.id for scorer in scorers]})
         return rerank
 
@@ -146,6 +147,19 @@ def _check_rerank(rerank: Rerank) -> None:
                 raise ConfigError(
                     f"rerank: {name} belongs to a model without a contract, got one with {given[0]}"
                 )
+
+
+def _check_alike(scorers: Sequence[Scorer]) -> None:
+    """Refuse scorers of unlike models: one ranking would mix scores that cannot be compared."""
+    # What an outside one serves is its administrator's word.
+    own = [scorer for scorer in scorers if not scorer.external]
+    for name in ("checkpoint_id", "model_id", "engine", "dtype", "prompt_template", "max_length"):
+        values = {scorer.id: getattr(scorer, name) for scorer in own}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{scorer_id} has {value}" for scorer_id, value in values.items())
+            raise ConfigError(
+                f"rerank: the scorers differ in {name}, and their scores cannot be compared: {listed}"
+            )
 
 
 def with_sources(spec: AnyJob, outputs: Mapping[str, str]) -> AnyJob:
