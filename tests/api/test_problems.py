@@ -31,7 +31,7 @@ def test_404_of_an_unknown_path(client: httpx.Client):
 
 def test_404_of_an_unknown_id(client: httpx.Client):
     found = problem(client.get("/v1/jobs/job_1"), 404, "not_found")
-    assert found["detail"] == "unknown job 'job_1'; there are: ."
+    assert found["detail"] == "unknown job 'job_1'; there is none."
 
 
 def test_405_names_what_is_allowed(client: httpx.Client):

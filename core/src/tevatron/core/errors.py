@@ -142,9 +142,17 @@ class JobError(TevatronError):
         self.phase = phase
 
 
+MAX_LISTED_NAMES = 20
+"""More names than these hide the one that is meant."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is not a known `kind`, list what there is, and offer the closest match."""
     names = sorted(known)
+    if not names:
+        return f"unknown {kind} '{name}'; there is none."
     close = difflib.get_close_matches(name, names, n=1)
+    if close and len(names) > MAX_LISTED_NAMES:
+        return f"unknown {kind} '{name}'. Did you mean '{close[0]}'?"
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return f"unknown {kind} '{name}'; there are: {', '.join(names)}.{hint}"
