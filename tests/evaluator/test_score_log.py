@@ -40,6 +40,16 @@ def test_key_is_made_of_identity_and_texts_only(tmp_path):
         assert len({key, *changed}) == 7
 
 
+def test_scores_made_otherwise_are_not_found(tmp_path):
+    with ScoreLog(tmp_path / "s", identity="x") as log:
+        log.served_by("bfloat16")
+        log.append({log.key(pair()): 1.0})
+        log.served_by("float32")
+        assert log.get(log.key(pair())) is None
+        log.served_by("bfloat16")
+        assert log.get(log.key(pair())) == 1.0
+
+
 def test_torn_line_is_no_line_and_does_not_spoil_the_next(tmp_path):
     path = tmp_path / "scores.jsonl"
     with ScoreLog(path, identity="x") as log:

@@ -150,6 +150,7 @@ class Host:
         self.served = []
         self.prepare = lambda scorer: None
         self.fail_with = None
+        self.info = {}
         self.lease_s = 1.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -189,7 +190,7 @@ class Host:
         self.served.append(scorer)
         self.claim = claim
         with self.sessions.begin() as session:
-            scorer_ready(session, claim, url=scorer.url, token=scorer.token, info={})
+            scorer_ready(session, claim, url=scorer.url, token=scorer.token, info=self.info)
         held[claim.scorer_id] = claim
 
     def restart_child(self):
@@ -200,7 +201,7 @@ class Host:
         scorer = self._start_scorer(token="again")
         self.served.append(scorer)
         with self.sessions.begin() as session:
-            scorer_ready(session, self.claim, url=scorer.url, token=scorer.token, info={})
+            scorer_ready(session, self.claim, url=scorer.url, token=scorer.token, info=self.info)
 
 
 @pytest.fixture
@@ -448,6 +449,22 @@ def test_scorer_that_dies_in_the_middle_and_comes_back_elsewhere_is_waited_for(j
     assert second.num_pairs == 9 - 4
     assert len(jobs.evaluation(job.id)[1]) == 9
     assert any("waiting for it, 4 scores are kept" in message for message in jobs.messages(job.id))
+
+
+def test_scorer_that_comes_back_with_another_arithmetic_scores_everything_again(jobs, host):
+    # A plain model on another host: its scores do not go into one ranking with those of the first.
+    host.info = {"dtype": "bfloat16"}
+
+    def die_at_the_third(pairs):
+        if len(host.served[0].requests) == 3 and len(host.served) == 1:
+            host.info = {"dtype": "float32"}
+            host.restart_child()
+
+    host.prepare = lambda scorer: setattr(scorer, "before_answer", die_at_the_third)
+    job = jobs.run(rerank=reranked())
+    assert job.state is JobState.SUCCEEDED, job.message
+    _, second = host.served
+    assert second.num_pairs == 9
 
 
 def test_host_that_dies_in_the_middle_leaves_the_scorer_to_another(jobs, make_host):

@@ -123,6 +123,7 @@ class Reranker:
 
         while True:
             self._find_scorers()
+            self._log.served_by(self._served())
             had = len(self._log)
             try:
                 scored = score_all(
@@ -153,6 +154,16 @@ class Reranker:
         self._endpoints = endpoints
         if self._trouble_since is None:
             self._enter(Phase.SCORING)
+
+    def _served(self) -> str:
+        """Return what all scorers of the job say they serve."""
+        # A model without a contract is served in its host's own arithmetic, and hosts may differ.
+        said = {endpoint.served for endpoint in self._endpoints if not endpoint.external}
+        if len(said) > 1:
+            raise _scorer_failed(
+                f"the scorers' scores cannot be compared, they serve: {'; '.join(sorted(said))}"
+            )
+        return next(iter(said), "")
 
     def _bear(self, error: UnavailableError | ScorerRefusedError, *, progressed: bool) -> None:
         """Go on waiting for scorers that do not answer, or give up."""

@@ -23,6 +23,7 @@ class ScoreLog:
     def __init__(self, path: Path, *, identity: str) -> None:
         """Read what there is at `path`; `identity` says what scores: a checkpoint with its arithmetic, a list of scorers."""
         self._identity = identity
+        self._served = ""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._scores, self.num_torn_lines = _read(path)
@@ -44,9 +45,15 @@ class ScoreLog:
     def __len__(self) -> int:
         return len(self._scores)
 
+    def served_by(self, description: str) -> None:
+        """Say how scores are made from now on: those that were made otherwise are not found any more."""
+        self._served = description
+
     def key(self, candidate: Candidate) -> str:
         """Return the hash under which the pair's score is kept."""
-        content = json.dumps([self._identity, candidate.query, candidate.title, candidate.text])
+        content = json.dumps(
+            [self._identity, self._served, candidate.query, candidate.title, candidate.text]
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def get(self, key: str) -> float | None:

@@ -6,6 +6,7 @@ context, not pairs.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ TOUCH_S = 10.0
 REMIND_S = 60.0
 """How often a job that waits says so."""
 
+_DECIDING = ("backend", "prompt_template", "head", "yes_id", "no_id", "max_length", "dtype")
+
 Found = TypeVar("Found")
 
 
@@ -43,6 +46,8 @@ class Endpoint:
     fence: int
     external: bool
     backend: Backend
+    served: str
+    """What it said of its prompts and its arithmetic: scores are comparable where this is equal."""
 
 
 def patiently(ctx: JobContext, work: Callable[[Session], Found]) -> Found:
@@ -141,6 +146,7 @@ def _endpoint(row: Scorer) -> Endpoint:
         fence=row.fence,
         external=row.external,
         backend=Backend(url=row.url, token=row.token),
+        served=json.dumps({name: (row.info or {}).get(name) for name in _DECIDING}),
     )
 
 
