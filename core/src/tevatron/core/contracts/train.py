@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tevatron.core.contracts.megatron import MegatronArguments
+
 
 class LossName(StrEnum):
     """Names of the training losses; the registry is `tevatron.trainer.program.losses`."""
@@ -146,6 +148,9 @@ class TrainArguments(BaseModel):
     """Weights of the published checkpoint; the training dtype when unset."""
     logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
     """Write an event every this many steps."""
+
+    megatron: MegatronArguments = Field(default_factory=MegatronArguments)
+    """What only the megatron backend has; the hf backend refuses anything but the defaults."""
 
 
 def aliases() -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Flags of the megatron backend alone, with the reference's names. Knows no Megatron."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tevatron.core.layout import Layout
+
+
+class MegatronArguments(BaseModel):
+    """How a model is cut over ranks, and what only Megatron has."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    # The layout
+    tensor_model_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share each layer's matrices."""
+    pipeline_model_parallel_size: int = Field(default=1, ge=1)
+    """Stages that the layers are divided into."""
+    context_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share a prompt's tokens; 1 only, since packed prompts are short."""
+    expert_model_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that the experts of a layer are spread over."""
+    sequence_parallel: bool = True
+    """Cut norms and residuals along the tokens where tensor_model_parallel_size is above 1."""
+    use_distributed_optimizer: bool = True
+    """Shard the optimizer's state over the replicas (ZeRO-1)."""
+
+    # Memory
+    recompute_granularity: Literal["full", "selective"] = "full"
+    """What gradient_checkpointing recomputes: whole layers, or the attention's core alone."""
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    """With `full`: every group of recompute_num_layers layers, or the first that many of a stage."""
+    recompute_num_layers: int = Field(default=1, ge=1)
+    """Layers in a group, or in a stage."""
+
+    # Mixture of experts
+    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
+    """Loss that keeps the experts evenly used."""
+    moe_aux_loss_coeff: float = Field(default=1e-6, ge=0)
+    """Its weight."""
+    moe_z_loss_coeff: float | None = Field(default=None, ge=0)
+    """Weight of the loss that keeps the router's logits small."""
+    freeze_router: bool = False
+    """Leave the routers as they are in full fine-tuning; LoRA never touches them unless asked to."""
+    lora_expert_adapters: Literal["shared", "per_expert"] = "shared"
+    """With grouped experts: one adapter pair for a layer's experts on a rank, or one for each expert."""
+
+    def layout(self, world: int) -> Layout:
+        """Return the layout on that many ranks; it is not checked yet."""
+        return Layout(
+            world=world,
+            tensor=self.tensor_model_parallel_size,
+            pipeline=self.pipeline_model_parallel_size,
+            context=self.context_parallel_size,
+            expert=self.expert_model_parallel_size,
+        )
