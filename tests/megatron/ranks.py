@@ -21,7 +21,7 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *args: Any, **kwargs:
     for rank in range(num_ranks):
         here, there = context.Pipe(duplex=False)
         target = (there, rank, num_ranks, port, function, args, kwargs)
-        process = context.Process(target=_rank, args=target, daemon=True)
+        process = context.Process(target=_rank, args=target)
         process.start()
         there.close()
         pipes.append(here)

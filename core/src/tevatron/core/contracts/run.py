@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -26,8 +27,10 @@ CANCEL_NAME = "cancel"
 
 
 class TrainRun(Spec):
-    """Input of `python -m tevatron.reranker.driver.train config.json`."""
+    """Input of `python -m tevatron.reranker.driver.train config.json`, or of `tevatron.megatron.driver.train`."""
 
+    backend: Literal["hf", "megatron"] = "hf"
+    """Which of the training backends the run is for."""
     model_name_or_path: str
     """Folder in Hugging Face's layout, or a hub id on the command line."""
     dataset_path: str

@@ -45,6 +45,13 @@ def export(config: ExportRun, events: EventWriter) -> None:
         )
     base = open_base(run.model_name_or_path, run.arguments)
     events.phase(Phase.LOADING)
+    if run.backend == "megatron":
+        # Megatron is of its own environment, which the hf backend does not need.
+        from tevatron.trainer.program.backends.megatron.export import export_state
+
+        export_state(config, run, state, base, dtype=cast("Dtype", dtype))
+        events.exported(state.step)
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trained = load_whole(base, run, state, device)
     events.phase(Phase.EXPORTING)

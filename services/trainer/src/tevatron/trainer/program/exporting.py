@@ -40,6 +40,7 @@ from tevatron.core.formats.files import sha256_tree
 from tevatron.core.nn.attention import ATTENTION
 from tevatron.core.nn.loading import DTYPES, load_model, load_tokenizer
 from tevatron.core.nn.probing import PromptScorer, prove
+from tevatron.core.prompts import Pair
 from tevatron.trainer.program.failures import NotFiniteError
 from tevatron.trainer.program.models import BaseModel, TrainableModel
 from tevatron.trainer.program.states import publish_folder
@@ -77,11 +78,35 @@ class Export:
 
     def publish(self, trained: TrainableModel) -> Path:
         """Write, load back, prove and name the folder; the model in memory is used up."""
+        written = self.begin()
+        scores = self._score_probes(trained.model)
+        self._write_weights(trained, written)
+        return self.finish(written, scores)
+
+    def begin(self) -> Path:
+        """Return an empty folder for the weights."""
         written = self.output_dir / f"{EXPORT_NAME}.tmp"
         shutil.rmtree(written, ignore_errors=True)
         written.mkdir(parents=True)
-        probes = self._score_probes(trained.model)
-        self._write_weights(trained, written)
+        return written
+
+    def probe_ids(self) -> list[list[int]]:
+        """Return the probes as the training model is to score them."""
+        return [self.base.renderer.render(pair).ids for pair in self._probe_pairs()]
+
+    def finish(self, written: Path, scores: list[float]) -> Path:
+        """Add tokenizer and contract to the weights, prove that they give these scores, and name the folder."""
+        if not all(torch.isfinite(torch.tensor(scores))):
+            raise NotFiniteError(
+                f"the trained model gives probes scores that are not finite: {scores}"
+            )
+        probes = [
+            Probe(query=pair.query, title=pair.title, text=pair.text, token_ids=ids, score=score)
+            for pair, ids, score in zip(self._probe_pairs(), self.probe_ids(), scores, strict=True)
+        ]
+        for name in _TOKENIZER_FILES:
+            if (self.base.folder / name).is_file():
+                shutil.copyfile(self.base.folder / name, written / name)
         contract = self._contract(written, probes)
         write_contract(written, contract)
         self._prove(written, contract)
@@ -90,21 +115,14 @@ class Export:
         publish_folder(written, final)
         return final
 
-    def _score_probes(self, model: PreTrainedModel) -> list[Probe]:
-        pairs = renderable_probes(self.base.renderer)
-        ids = [self.base.renderer.render(pair).ids for pair in pairs]
+    def _probe_pairs(self) -> tuple[Pair, ...]:
+        return tuple(renderable_probes(self.base.renderer))
+
+    def _score_probes(self, model: PreTrainedModel) -> list[float]:
         half = None if self.arguments.dtype == "float32" else DTYPES[self.arguments.dtype]
         nn.Module.to(model, self.device)
         model.set_attn_implementation(ATTENTION)
-        scores = PromptScorer(model, self.base.head, autocast=half).score(ids)
-        if not all(torch.isfinite(torch.tensor(scores))):
-            raise NotFiniteError(
-                f"the trained model gives probes scores that are not finite: {scores}"
-            )
-        return [
-            Probe(query=pair.query, title=pair.title, text=pair.text, token_ids=one, score=score)
-            for pair, one, score in zip(pairs, ids, scores, strict=True)
-        ]
+        return PromptScorer(model, self.base.head, autocast=half).score(self.probe_ids())
 
     def _write_weights(self, trained: TrainableModel, folder: Path) -> None:
         if self.adapter_only:
@@ -120,9 +138,6 @@ class Export:
                 # transformers' own head looks for the last token that is not padding.
                 model.config.pad_token_id = self._pad_token_id()
             model.save_pretrained(str(folder), safe_serialization=True, max_shard_size=SHARD_SIZE)
-        for name in _TOKENIZER_FILES:
-            if (self.base.folder / name).is_file():
-                shutil.copyfile(self.base.folder / name, folder / name)
 
     def _name_base(self, folder: Path) -> None:
         # PEFT writes the path of this machine; what people need is the base's name.

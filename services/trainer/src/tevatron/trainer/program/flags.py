@@ -15,18 +15,22 @@ from typing import NamedTuple
 
 from pydantic import JsonValue, ValidationError
 
+from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.run import TrainRun
 from tevatron.core.contracts.train import TrainArguments, aliases
 from tevatron.core.errors import ConfigError, unknown_name
 from tevatron.trainer.program.reference_flags import (
     DEAD,
     FIXED,
+    MEGATRON_DEAD,
+    MEGATRON_REFUSED,
     OTHER_BACKEND,
     REFUSED,
     TRANSLATED,
 )
 
 RUN_FLAGS = ("model_name_or_path", "dataset_path", "output_dir", "base_model", "resume")
+Backend = typing.Literal["hf", "megatron"]
 _RUN_ALIASES = {"save_dir": "output_dir", "distill_dataset_path": "dataset_path"}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -41,14 +45,22 @@ class Parsed(NamedTuple):
     """Whether the run was read from its own config.json."""
 
 
-def parse(argv: Sequence[str]) -> Parsed:
-    """Read a command line: flags, or one JSON file with a TrainRun or with flat flags in it."""
+def parse(
+    argv: Sequence[str],
+    *,
+    backend: Backend = "hf",
+    defaults: Mapping[str, JsonValue] | None = None,
+) -> Parsed:
+    """Read a command line: flags, or one JSON file with a TrainRun or with flat flags in it.
+
+    `defaults` are fields that this command line sets where the user does not.
+    """
     if len(argv) == 1 and argv[0].endswith(".json"):
-        return _parse_json(Path(argv[0]))
-    return _from_values(_split(argv))
+        return _parse_json(Path(argv[0]), backend=backend, defaults=defaults or {})
+    return _from_values(_split(argv), backend=backend, defaults=defaults or {})
 
 
-def _parse_json(path: Path) -> Parsed:
+def _parse_json(path: Path, *, backend: Backend, defaults: Mapping[str, JsonValue]) -> Parsed:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -56,8 +68,13 @@ def _parse_json(path: Path) -> Parsed:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected an object")
     if isinstance(content.get("arguments"), dict):
-        return Parsed(_validated(content, source=str(path)), [], from_config=True)
-    return _from_values(content)
+        run = _validated(content, source=str(path))
+        if run.backend != backend:
+            raise ConfigError(
+                f"{path}: a run of the {run.backend} backend, this is the {backend} backend"
+            )
+        return Parsed(run, [], from_config=True)
+    return _from_values(content, backend=backend, defaults=defaults)
 
 
 def _split(argv: Sequence[str]) -> dict[str, JsonValue]:
@@ -81,11 +98,13 @@ def _split(argv: Sequence[str]) -> dict[str, JsonValue]:
     }
 
 
-def _from_values(values: Mapping[str, JsonValue]) -> Parsed:
+def _from_values(
+    values: Mapping[str, JsonValue], *, backend: Backend, defaults: Mapping[str, JsonValue]
+) -> Parsed:
     named: dict[str, JsonValue] = {}
     warnings: list[str] = []
     for given, value in values.items():
-        for name, one in _translate(given, value, warnings).items():
+        for name, one in _translate(given, value, warnings, backend=backend).items():
             if name in named and named[name] != one:
                 raise ConfigError(
                     f"--{given} says '{name}' {one!r}, another flag says {named[name]!r}"
@@ -93,33 +112,74 @@ def _from_values(values: Mapping[str, JsonValue]) -> Parsed:
             named[name] = one
     if named.get("head") == "seq_cls":
         named.setdefault("prompt_template", "pair")
-    arguments = {
+    named = {**defaults, **named}
+    arguments: dict[str, JsonValue] = {
         name: _typed(name, value)
         for name, value in named.items()
         if name in TrainArguments.model_fields
     }
+    own = {
+        name: _typed(name, value)
+        for name, value in named.items()
+        if name in MegatronArguments.model_fields
+    }
+    if own:
+        arguments["megatron"] = own
     run = {name: value for name, value in named.items() if name in RUN_FLAGS}
     rest = {
         name: _loose(value)
         for name, value in named.items()
-        if name not in arguments and name not in run
+        if name not in arguments and name not in run and name not in own
     }
     for name in ("model_name_or_path", "dataset_path", "output_dir"):
         if name not in run:
             raise ConfigError(f"--{name} is required")
     run.setdefault("base_model", Path(str(run["model_name_or_path"])).name or "base")
     return Parsed(
-        _validated({**run, "arguments": arguments, "hf_arguments": rest}, source="command line"),
+        _validated(
+            {**run, "backend": backend, "arguments": arguments, "hf_arguments": rest},
+            source="command line",
+        ),
         warnings,
         from_config=False,
     )
 
 
-def _translate(given: str, value: JsonValue, warnings: list[str]) -> dict[str, JsonValue]:
+def _translate(
+    given: str, value: JsonValue, warnings: list[str], *, backend: Backend
+) -> dict[str, JsonValue]:
     """Return the fields that a flag sets; none where it is dead, an error where it is not honoured."""
     name = {**aliases(), **_RUN_ALIASES}.get(given, given)
-    if name in RUN_FLAGS or name in TrainArguments.model_fields:
+    if name in RUN_FLAGS or (name in TrainArguments.model_fields and name != "megatron"):
         return {name: value}
+    if given == "no_packing":
+        return {"packing": not _boolean(given, value)}
+    if backend == "megatron":
+        return _translate_megatron(given, value, warnings)
+    return _translate_hf(given, value, warnings)
+
+
+def _translate_megatron(given: str, value: JsonValue, warnings: list[str]) -> dict[str, JsonValue]:
+    if given in MegatronArguments.model_fields:
+        return {given: value}
+    if given in MEGATRON_DEAD:
+        warnings.append(f"--{given} has no effect: {MEGATRON_DEAD[given]}")
+        return {}
+    if given in MEGATRON_REFUSED:
+        raise ConfigError(f"--{given} is not supported: {MEGATRON_REFUSED[given]}")
+    if given in FIXED:
+        if str(value).lower() in FIXED[given]:
+            return {}
+        raise ConfigError(
+            f"--{given} {value} is not honoured by the megatron backend; it takes {' or '.join(FIXED[given])} only"
+        )
+    if given in TRANSLATED:
+        return _translated(given, value)
+    known = {*TrainArguments.model_fields, *MegatronArguments.model_fields, *aliases(), *RUN_FLAGS}
+    raise ConfigError(unknown_name("flag of the megatron backend", given, known))
+
+
+def _translate_hf(given: str, value: JsonValue, warnings: list[str]) -> dict[str, JsonValue]:
     if given in DEAD:
         warnings.append(f"--{given} has no effect: {DEAD[given]}")
         return {}
@@ -165,7 +225,8 @@ def _passed_on(given: str, value: JsonValue, warnings: list[str]) -> dict[str, J
 
 def _typed(name: str, value: JsonValue) -> JsonValue:
     """Give a flag's text the shape that its field wants; pydantic does the rest."""
-    wanted = TrainArguments.model_fields[name].annotation
+    fields = {**TrainArguments.model_fields, **MegatronArguments.model_fields}
+    wanted = fields[name].annotation
     kinds = set(typing.get_args(wanted)) if isinstance(wanted, types.UnionType) else {wanted}
     if bool in kinds:
         return _boolean(name, value)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
 
 from tevatron.core.errors import ConfigError, JobError
 from tevatron.core.logging import bound, configure_logging
 from tevatron.core.process import die_with_parent
 from tevatron.trainer.program.events import EventWriter
-from tevatron.trainer.program.flags import Parsed, parse
+from tevatron.trainer.program.flags import Backend, Parsed, parse
 from tevatron.trainer.program.settings import RankEnvironment
 
 logger = logging.getLogger(__name__)
@@ -18,15 +20,21 @@ logger = logging.getLogger(__name__)
 FAILED, BAD_FLAGS = 1, 2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank of `tevatron.reranker.driver.train`; return its exit code."""
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    backend: Backend = "hf",
+    defaults: Mapping[str, JsonValue] | None = None,
+) -> int:
+    """Run one rank of a driver; return its exit code. `defaults` are that driver's own."""
     environment = RankEnvironment.read()
     if environment.attempt is not None:
         die_with_parent()
     configure_logging("trainer")
     with bound(rank=environment.rank):
         try:
-            parsed = parse(sys.argv[1:] if argv is None else argv)
+            words = sys.argv[1:] if argv is None else argv
+            parsed = parse(words, backend=backend, defaults=defaults)
         except ConfigError as error:
             logger.error("%s", error)
             return BAD_FLAGS
@@ -36,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(parsed: Parsed, environment: RankEnvironment) -> int:
     # Here and not at the top: torch takes seconds to import, and wrong flags should not wait for it.
     from tevatron.trainer.program.failures import reason_of
-    from tevatron.trainer.program.train import train, write_config
+    from tevatron.trainer.program.train import train_with, write_config
 
     run = parsed.run
     run.output_dir.mkdir(parents=True, exist_ok=True)
@@ -48,7 +56,7 @@ def _train(parsed: Parsed, environment: RankEnvironment) -> int:
                 events.log("warning", warning)
             if not parsed.from_config:
                 write_config(run)
-        train(run, environment, events)
+        train_with(run, environment, events)
     except Exception as error:
         phase = error.phase if isinstance(error, JobError) else None
         logger.exception("the run failed")

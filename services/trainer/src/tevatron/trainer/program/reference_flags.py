@@ -60,6 +60,22 @@ OTHER_BACKEND = frozenset(
     }
 )
 
+MEGATRON_DEAD: dict[str, str] = {
+    "global_batch_size": "the step takes micro_batch_size x num_micro_batches x replicas queries",
+    "freeze_backbone": "use --use_lora to train few weights",
+    "dp_sharding_strategy": "the optimizer's state is sharded; use --tensor_model_parallel_size to cut the weights",
+    "wandb_project": "the numbers of each step are in events.jsonl",
+    "wandb_run_name": "the numbers of each step are in events.jsonl",
+    "wandb_entity": "the numbers of each step are in events.jsonl",
+}
+"""As DEAD, for the megatron backend."""
+
+MEGATRON_REFUSED: dict[str, str] = {
+    "use_megatron_fsdp": "cut the weights with --tensor_model_parallel_size or --pipeline_model_parallel_size, "
+    "or use the hf backend with --fsdp full_shard",
+}
+"""As REFUSED, for the megatron backend."""
+
 TRANSLATED: dict[str, dict[str, dict[str, JsonValue]]] = {
     "reranker_model_type": {
         "sequence_classification": {"head": "seq_cls"},

@@ -82,6 +82,23 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
         events.exported(step)
 
 
+def train_with(config: TrainRun, environment: RankEnvironment, events: EventWriter) -> None:
+    """Run the training with the backend that the config names."""
+    if config.backend == "hf":
+        train(config, environment, events)
+        return
+    try:
+        # Megatron is of its own environment, which the hf backend does not need.
+        from tevatron.trainer.program.backends.megatron.run import train as train_megatron
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("tevatron"):
+            raise
+        raise ConfigError(
+            f"backend 'megatron' needs the packages of requirements/megatron.txt: {error}"
+        ) from error
+    train_megatron(config, environment, events)
+
+
 def load_whole(
     base: BaseModel, config: TrainRun, state: State, device: torch.device
 ) -> TrainableModel:

@@ -12,6 +12,7 @@ import torch
 from pydantic import JsonValue
 from transformers import TrainingArguments
 
+from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError
 
@@ -50,6 +51,9 @@ KNOWN = frozenset(field.name for field in dataclasses.fields(TrainingArguments))
 def check_arguments(arguments: TrainArguments, *, num_ranks: int) -> None:
     """Raise `ConfigError` for what this backend cannot do, naming the flag."""
     on_gpu = torch.cuda.is_available()
+    if arguments.megatron != MegatronArguments():
+        given = ", ".join(sorted(arguments.megatron.model_fields_set))
+        raise ConfigError(f"megatron: {given} is not honoured by the hf backend")
     if arguments.fsdp and not on_gpu:
         raise ConfigError(
             f"--fsdp {arguments.fsdp} needs GPUs: without them the ranks would silently train as DDP. Leave --fsdp out."

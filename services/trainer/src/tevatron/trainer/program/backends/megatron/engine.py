@@ -36,6 +36,7 @@ class StepNumbers(NamedTuple):
     """Mean over the step's groups."""
     grad_norm: float
     """Before clipping."""
+    num_passes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Engine:
         total = float(sum(float(loss) for loss in losses)) if losses else 0.0
         # Every tensor-parallel rank of the last stage has the same loss; the other stages have none.
         loss = self.ranks.sums([total])[0] / self.ranks.layout.tensor
-        return StepNumbers(loss=loss, grad_norm=float(grad_norm))
+        return StepNumbers(loss=loss, grad_norm=float(grad_norm), num_passes=num_passes)
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """Return one score a prompt, on every rank; every rank must call it with the same prompts."""

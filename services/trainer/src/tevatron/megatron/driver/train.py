@@ -1,0 +1,13 @@
+"""`torchrun -m tevatron.megatron.driver.train`: train a reranker with the megatron backend."""
+
+from __future__ import annotations
+
+import sys
+
+from tevatron.trainer.program.main import main
+
+# As the reference's driver of this name; a job says its dtype itself.
+DEFAULTS = {"dtype": "bfloat16"}
+
+if __name__ == "__main__":
+    sys.exit(main(backend="megatron", defaults=DEFAULTS))

@@ -1,0 +1,56 @@
+"""A checkpoint from a saved state alone: one process reads the weights of any layout, and publishes them."""
+
+from __future__ import annotations
+
+import torch
+
+from tevatron.core.contracts.checkpoint import Dtype
+from tevatron.core.contracts.megatron import MegatronArguments
+from tevatron.core.contracts.run import ExportRun, TrainRun
+from tevatron.core.errors import ConfigError
+from tevatron.core.model_shape import ModelShape
+from tevatron.trainer.program.backends.megatron.parallel import check_layout, join_ranks
+from tevatron.trainer.program.backends.megatron.run import load_engine, publish
+from tevatron.trainer.program.backends.megatron.state import load_weights
+from tevatron.trainer.program.data.rows import RowFile
+from tevatron.trainer.program.exporting import Export
+from tevatron.trainer.program.models import BaseModel
+from tevatron.trainer.program.settings import RankEnvironment
+from tevatron.trainer.program.states import State
+
+
+def export_state(
+    config: ExportRun, run: TrainRun, state: State, base: BaseModel, *, dtype: Dtype
+) -> None:
+    """Publish the state's weights, merged; an expert-parallel run's LoRA has adapters that one rank cannot hold."""
+    if config.form == "adapter":
+        raise ConfigError("form 'adapter' is not honoured by the megatron backend; use 'merged'")
+    own = run.arguments.megatron
+    if run.arguments.use_lora and own.expert_model_parallel_size > 1:
+        raise ConfigError(
+            f"a LoRA run with expert_model_parallel_size {own.expert_model_parallel_size} has adapters for each of its "
+            "ranks; its own export is published at its end"
+        )
+    single = own.model_copy(
+        update={
+            name: field.default
+            for name, field in MegatronArguments.model_fields.items()
+            if name.endswith("_parallel_size")
+        }
+    )
+    arguments = run.arguments.model_copy(update={"megatron": single})
+    layout = check_layout(single, ModelShape.read(base.folder), world=1)
+    ranks = join_ranks(layout, RankEnvironment.read(), seed=arguments.seed)
+    engine = load_engine(base, arguments, ranks)
+    load_weights(state.folder, engine.model, is_lora=arguments.use_lora)
+    export = Export(
+        output_dir=config.output_dir,
+        base=base,
+        base_name=run.base_model,
+        # What was trained with, not what this process is cut into.
+        arguments=run.arguments,
+        dataset_sha256=RowFile(config.run_dir).summary.dataset_sha256,
+        dtype=dtype,
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+    )
+    publish(export, engine)

@@ -1,0 +1,201 @@
+"""The loop: steps, states and the log. What a step computes is the engine's; where a state lies is `program.states`'."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import time
+
+import torch
+from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+
+from tevatron.trainer.program.backends.hf.context import Run
+from tevatron.trainer.program.backends.megatron.data import StepSampler, step_loader
+from tevatron.trainer.program.backends.megatron.engine import Engine, StepNumbers
+from tevatron.trainer.program.backends.megatron.optimizer import learning_rate
+from tevatron.trainer.program.backends.megatron.state import (
+    WEIGHTS,
+    load_state,
+    load_weights,
+    save_state,
+)
+from tevatron.trainer.program.data.groups import Group, GroupDataset
+from tevatron.trainer.program.failures import NotFiniteError
+from tevatron.trainer.program.states import State, begin_state, beside, commit_state
+
+logger = logging.getLogger(__name__)
+
+_MOE_LOSSES = {
+    "aux_loss": ["load_balancing_loss"],
+    "seq_aux_loss": ["seq_load_balancing_loss"],
+    "none": [],
+}
+"""Names under which Megatron keeps the losses of the routers."""
+
+
+class Loop:
+    """Trains an engine over a run's schedule."""
+
+    def __init__(self, engine: Engine, run: Run, dataset: GroupDataset) -> None:
+        self._engine = engine
+        self._run = run
+        self._dataset = dataset
+        self._open_loss = 0.0
+        self._logged_step = 0
+        self._saved_step = 0
+        self._counts = _Counts()
+
+    def train(self, state: State | None) -> int:
+        """Train to the end or until asked to stop; return the last step, whose state is saved."""
+        total = self._run.schedule.total_steps
+        step = self._resume(state)
+        if step >= total:
+            return step
+        sampler = StepSampler(
+            self._run.schedule,
+            self._run.sampling,
+            data_rank=self._engine.ranks.data_rank,
+            first_step=step,
+        )
+        on_gpu = self._engine.ranks.device.type == "cuda"
+        loader = step_loader(self._dataset, sampler, num_workers=2 if on_gpu else 0)
+        stopper = self._run.stopper
+        stopper.is_training = True
+        for groups in loader:
+            step += 1
+            self._step(step, groups)
+            # One rank may be told before another; all stop after the same step.
+            stopper.requested = bool(self._engine.ranks.most(int(stopper.requested)))
+            if step % self._run.arguments.save_steps == 0 or stopper.requested:
+                self._save(step)
+            if stopper.requested:
+                break
+        if self._saved_step != step:
+            self._save(step)
+        stopper.is_training = False
+        return step
+
+    def _resume(self, state: State | None) -> int:
+        if state is None:
+            return 0
+        is_lora = self._run.arguments.use_lora
+        self._saved_step = state.step
+        if state.step >= self._run.schedule.total_steps:
+            logger.info("training was complete at step %d", state.step)
+            load_weights(state.folder, self._engine.model, is_lora=is_lora)
+            return state.step
+        is_same = load_state(
+            state.folder, self._engine.model, self._engine.optimizer, is_lora=is_lora
+        )
+        if not is_same:
+            self._run.events.log("warning", "another number of ranks than before: dropout differs")
+        self._open_loss, self._logged_step = self._run.read_open_loss(state.folder)
+        return state.step
+
+    def _step(self, step: int, groups: list[Group]) -> None:
+        arguments = self._run.arguments
+        total = self._run.schedule.total_steps
+        rate = learning_rate(step - 1, total_steps=total, arguments=arguments)
+        numbers = self._engine.step(groups, rate=rate)
+        self._check_finite(step, numbers)
+        self._open_loss += numbers.loss
+        self._counts.add(groups, numbers.num_passes)
+        if step % arguments.logging_steps == 0 or step == total:
+            self._report(step, numbers, rate=rate)
+
+    def _check_finite(self, step: int, numbers: StepNumbers) -> None:
+        is_scaled = self._run.arguments.dtype == "float16"
+        # fp16's loss scaling meets infinite gradients on purpose, skips the step and goes on.
+        if not math.isfinite(numbers.loss) or not (math.isfinite(numbers.grad_norm) or is_scaled):
+            raise NotFiniteError(
+                f"step {step}: the loss is {numbers.loss} and the gradient norm {numbers.grad_norm}: "
+                "a smaller --learning_rate or another --dtype may help"
+            )
+
+    def _report(self, step: int, numbers: StepNumbers, *, rate: float) -> None:
+        ranks = self._engine.ranks
+        pairs, tokens, truncated, seconds = ranks.sums(self._counts.totals())
+        # The ranks of one replica have the same queries.
+        copies = ranks.layout.world / ranks.layout.data
+        seconds = max(seconds / ranks.layout.world, 1e-9)
+        values = {
+            "loss": self._open_loss / (step - self._logged_step),
+            "learning_rate": rate,
+            "grad_norm": numbers.grad_norm,
+            "pairs_per_s": pairs / copies / seconds,
+            "tokens_per_s": tokens / copies / seconds,
+            "truncated_pairs": truncated / copies,
+            "memory_bytes": float(ranks.most(_memory_bytes(ranks.device))),
+            "epoch": step / self._run.schedule.steps_per_epoch,
+            **self._moe_losses(step),
+        }
+        self._open_loss, self._logged_step = 0.0, step
+        self._counts = _Counts()
+        self._run.report(step, values)
+
+    def _moe_losses(self, step: int) -> dict[str, float]:
+        config = self._engine.model.config
+        if not config.num_moe_experts:
+            return {}
+        own = self._run.arguments.megatron
+        names = _MOE_LOSSES[own.moe_router_load_balancing_type]
+        if own.moe_z_loss_coeff is not None:
+            names = [*names, "z_loss"]
+        found: dict[str, torch.Tensor] = {}
+        get_moe_metrics_tracker().report(
+            1 / max(1, self._counts.num_passes),
+            step,
+            # Ranks without such a layer take part in the sums all the same.
+            force_initialize=True,
+            track_names=names,
+            num_layers=config.num_layers,
+            moe_layer_freq=config.moe_layer_freq,
+            total_loss_dict=found,
+        )
+        return {f"moe/{name}": float(value) for name, value in found.items()}
+
+    def _save(self, step: int) -> None:
+        """Write a resumable state of this step; every rank takes part."""
+        run, ranks = self._run, self._engine.ranks
+        if ranks.rank == 0:
+            (begin_state(run.run_dir, step) / WEIGHTS).mkdir()
+        ranks.barrier()
+        folder = beside(run.run_dir, step)
+        save_state(
+            folder, self._engine.model, self._engine.optimizer, is_lora=run.arguments.use_lora
+        )
+        if ranks.rank == 0:
+            run.write_position(folder, open_loss=(self._open_loss, self._logged_step))
+        ranks.barrier()
+        if ranks.rank == 0:
+            commit_state(run.run_dir, step, keep=run.arguments.save_total_limit)
+            run.events.state_saved(step)
+        ranks.barrier()
+        self._saved_step = step
+
+
+class _Counts:
+    """What a rank did since the last log."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._pairs = self._tokens = self._truncated = 0
+        self.num_passes = 0
+
+    def add(self, groups: list[Group], num_passes: int) -> None:
+        for group in groups:
+            self._pairs += len(group.prompts)
+            self._tokens += sum(len(prompt) for prompt in group.prompts)
+            self._truncated += group.num_truncated
+        self.num_passes += num_passes
+
+    def totals(self) -> list[float]:
+        return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """Return the peak: of the GPU's allocator, or of the process's resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

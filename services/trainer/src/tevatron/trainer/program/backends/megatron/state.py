@@ -1,0 +1,146 @@
+"""Resumable states: model, optimizer and random generators by Megatron's distributed checkpoint.
+
+Every rank writes its part once; a run of another number of replicas reads it. With LoRA the adapters alone are saved:
+the frozen weights are the base model's. Where states lie and when one is whole is `program.states`' business.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.utils import unwrap_model
+
+from tevatron.trainer.program.backends.megatron.model import MegatronModel
+
+WEIGHTS = "megatron"
+"""Folder of the distributed checkpoint within a state."""
+
+_METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
+"""The optimizer's state as its buffers are: nothing is gathered, and any number of replicas can read it."""
+
+
+def save_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool) -> None:
+    """Write this rank's part; every rank must call it. Rank 0 makes the folder first."""
+    content = _content(model, optimizer, is_lora=is_lora, is_loading=False)
+    # Megatron would start a manager process a rank for this queue, which only its asynchronous writers need and which
+    # would outlive a killed rank.
+    vars(filesystem_async)["_results_queue"] = queue.Queue()
+    dist_checkpointing.save(content, str(folder / WEIGHTS))
+
+
+def load_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool) -> bool:
+    """Read this rank's part back; False where the random generators are of another number of ranks."""
+    _fill_torch_optimizers(optimizer)
+    wanted = _content(model, optimizer, is_lora=is_lora, is_loading=True)
+    is_same_world = dist_checkpointing.load_common_state_dict(str(folder / WEIGHTS))["world"] == (
+        torch.distributed.get_world_size()
+    )
+    if not is_same_world:
+        del wanted["random"]
+    loaded = dist_checkpointing.load(wanted, str(folder / WEIGHTS))
+    _set_weights(model, loaded, is_lora=is_lora)
+    # fp32 masters are views of parameters, which autograd does not let be written otherwise.
+    with torch.no_grad():
+        optimizer.load_state_dict(loaded["optimizer"])
+    _restore_torch_steps(optimizer)
+    if is_same_world:
+        _set_random(loaded["random"])
+    return is_same_world
+
+
+def load_weights(folder: Path, model: MegatronModel, *, is_lora: bool) -> None:
+    """Read the weights alone, on any layout."""
+    wanted = {"model": _weights(model, is_lora=is_lora)}
+    _set_weights(model, dist_checkpointing.load(wanted, str(folder / WEIGHTS)), is_lora=is_lora)
+
+
+def _content(
+    model: MegatronModel, optimizer: Any, *, is_lora: bool, is_loading: bool
+) -> dict[str, Any]:
+    weights = _weights(model, is_lora=is_lora)
+    return {
+        "model": weights,
+        "optimizer": optimizer.sharded_state_dict(
+            _all_weights(model), is_loading=is_loading, metadata=_METADATA
+        ),
+        "random": _random(),
+        "world": torch.distributed.get_world_size(),
+    }
+
+
+def _torch_optimizers(optimizer: Any) -> list[torch.optim.Adam]:
+    """Return the parts that are torch's own Adam, as without Transformer Engine."""
+    parts = [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+    return [part for part in parts if isinstance(part, torch.optim.Adam)]
+
+
+def _fill_torch_optimizers(optimizer: Any) -> None:
+    """Give torch's Adam its state, which it makes in its first step; Megatron asks for it before."""
+    for inner in _torch_optimizers(optimizer):
+        for parameter in (one for group in inner.param_groups for one in group["params"]):
+            if not inner.state[parameter]:
+                inner.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
+def _restore_torch_steps(optimizer: Any) -> None:
+    """Hand the number of steps, which Megatron keeps by group, to each parameter, where torch's Adam looks for it."""
+    for inner in _torch_optimizers(optimizer):
+        for group in inner.param_groups:
+            step = group.pop("step")
+            for parameter in group["params"]:
+                inner.state[parameter]["step"] = torch.tensor(float(step))
+
+
+def _all_weights(model: MegatronModel) -> dict[str, Any]:
+    (chunk,) = unwrap_model(model.chunks)
+    weights: dict[str, Any] = chunk.sharded_state_dict(metadata=_METADATA)
+    return weights
+
+
+def _weights(model: MegatronModel, *, is_lora: bool) -> dict[str, Any]:
+    weights = _all_weights(model)
+    if not is_lora:
+        return weights
+    return {name: part for name, part in weights.items() if ".adapter." in name}
+
+
+def _set_weights(model: MegatronModel, loaded: dict[str, Any], *, is_lora: bool) -> None:
+    (chunk,) = unwrap_model(model.chunks)
+    chunk.load_state_dict(loaded["model"], strict=not is_lora)
+
+
+def _random() -> ShardedObject:
+    version, numbers, position, _, _ = numpy.random.get_state(legacy=True)
+    assert version == "MT19937"
+    state = {
+        "python": random.getstate(),
+        "numpy": (numpy.asarray(numbers).tolist(), int(position)),
+        "torch": torch.random.get_rng_state(),
+        "cuda": torch.cuda.random.get_rng_state() if torch.cuda.is_available() else None,
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return ShardedObject("random", state, (world,), (rank,), replica_id=0)
+
+
+def _set_random(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    numbers, position = state["numpy"]
+    numpy.random.set_state(("MT19937", numpy.array(numbers, dtype=numpy.uint32), position, 0, 0.0))
+    torch.random.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.random.set_rng_state(state["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])

@@ -1,0 +1,35 @@
+"""Real Megatron on the CPU: this process imports it once, behind the labelled shim, and forks the ranks."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+
+HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
+FOLDER = Path(__file__).parent
+
+if HAS_MEGATRON:
+    from tests.megatron import cpu_shim
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cpu_shim.install()
+        import tevatron.trainer.program.backends.megatron.export
+        import tevatron.trainer.program.train  # noqa: F401
+else:
+    # Their imports would fail; one test says why they are not run.
+    collect_ignore_glob = ["test_[!i]*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == FOLDER:
+            item.add_marker(pytest.mark.megatron)
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+            item.add_marker(pytest.mark.timeout(600))

@@ -1,0 +1,152 @@
+"""Tiny models, data and runs of the megatron backend, for its tests."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
+
+from tests.support.tiny_model import SHAPE, tiny_folder, tiny_tokenizer
+from tevatron.core.contracts.megatron import MegatronArguments
+from tevatron.core.contracts.run import TrainRun
+from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.model_shape import ModelShape
+from tevatron.core.nn.forward import YesNoHead
+from tevatron.trainer.program.backends.megatron.engine import Engine
+from tevatron.trainer.program.backends.megatron.model import load_model
+from tevatron.trainer.program.backends.megatron.optimizer import make_optimizer
+from tevatron.trainer.program.backends.megatron.parallel import check_layout, join_ranks
+from tevatron.trainer.program.backends.megatron.run import train
+from tevatron.trainer.program.data.groups import Group
+from tevatron.trainer.program.events import EventWriter
+from tevatron.trainer.program.settings import RankEnvironment
+
+HEAD = YesNoHead(yes=290, no=20)
+"""At two tensor ranks these rows of 300 lie in different shards."""
+
+PROMPTS = [list(range(5, 5 + length)) for length in (7, 12, 3, 10)]
+
+Layout = tuple[int, int, int, int]
+"""Ranks, TP, PP, EP."""
+
+
+def model_folder(path: Path, kind: str, **changes: object) -> Path:
+    """Save a random model of that kind and the tiny tokenizer."""
+    if kind not in ("qwen3_moe", "mixtral"):
+        return tiny_folder(path, kind, **changes)
+    torch.manual_seed(0)
+    if kind == "mixtral":
+        shape = {**SHAPE, **changes, "num_local_experts": 4, "num_experts_per_tok": 2}
+        config = MixtralConfig(tie_word_embeddings=False, **shape)
+    else:
+        shape = {**SHAPE, **changes, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+        config = Qwen3MoeConfig(
+            tie_word_embeddings=False, moe_intermediate_size=16, norm_topk_prob=True, **shape
+        )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def groups(num_groups: int = 8, *, teacher: bool = False) -> list[Group]:
+    """Return groups of four random prompts of 4 to 29 tokens."""
+    draw = random.Random(0)
+    return [
+        Group(
+            prompts=[[draw.randrange(256) for _ in range(draw.randrange(4, 30))] for _ in range(4)],
+            teacher=[draw.uniform(-2, 2) for _ in range(4)] if teacher else None,
+            num_groups=num_groups,
+            num_truncated=0,
+        )
+        for _ in range(num_groups)
+    ]
+
+
+def arguments(layout: Layout = (1, 1, 1, 1), **changes: object) -> TrainArguments:
+    """Return the arguments of a short fp32 run on this layout."""
+    own = {
+        "tensor_model_parallel_size": layout[1],
+        "pipeline_model_parallel_size": layout[2],
+        "expert_model_parallel_size": layout[3],
+        "moe_aux_loss_coeff": 0.0,
+        **changes.pop("megatron", {}),
+    }
+    values = {
+        "train_group_size": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-3,
+        "packing_max_tokens": 128,
+        "max_steps": 6,
+        "save_steps": 3,
+        "logging_steps": 1,
+    }
+    return TrainArguments(**{**values, **changes}, megatron=MegatronArguments(**own))
+
+
+def engine(folder: Path, options: TrainArguments) -> Engine:
+    """Load the model on this rank."""
+    environment = RankEnvironment.read()
+    layout = check_layout(options.megatron, ModelShape.read(folder), world=environment.world_size)
+    ranks = join_ranks(layout, environment, seed=options.seed)
+    model = load_model(folder, options, ranks)
+    optimizer = make_optimizer(model, options)
+    return Engine.of(model, optimizer, ranks, arguments=options, head=HEAD, softcap=None)
+
+
+def scores_and_steps(
+    folder: Path, options: TrainArguments, num_steps: int, *, teacher: bool = False
+) -> tuple[list[float], list[tuple[float, float]]]:
+    """Return the scores of PROMPTS before training, then (loss, gradient norm) of each step."""
+    made = engine(folder, options)
+    scores = made.score(PROMPTS)
+    own = groups(teacher=teacher)[made.ranks.data_rank :: made.ranks.layout.data]
+    steps = [made.step(own, rate=1e-3) for _ in range(num_steps)]
+    return scores, [(step.loss, step.grad_norm) for step in steps]
+
+
+def write_data(path: Path, *, teacher: bool = False) -> Path:
+    """Write twelve training rows."""
+    draw = random.Random(0)
+    words = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
+
+    def text() -> str:
+        return " ".join(draw.choice(words) for _ in range(draw.randrange(3, 15)))
+
+    def passage(number: int) -> dict[str, object]:
+        one: dict[str, object] = {"docid": str(number), "title": "", "text": text()}
+        return {**one, "score": draw.uniform(-2, 2)} if teacher else one
+
+    rows = [
+        {
+            "query_id": str(number),
+            "query": text(),
+            "positive_passages": [passage(0)],
+            "negative_passages": [passage(number) for number in range(1, 6)],
+        }
+        for number in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def whole_run(folder: Path, data: Path, out: Path, options: TrainArguments) -> None:
+    """Train and publish on this rank, as the driver does."""
+    environment = RankEnvironment.read()
+    config = TrainRun(
+        backend="megatron",
+        model_name_or_path=str(folder),
+        dataset_path=str(data),
+        output_dir=out,
+        base_model="base",
+        arguments=options,
+    )
+    train(config, environment, EventWriter(out, rank=environment.rank))
+
+
+def losses(out: Path) -> list[float]:
+    """Return the losses of a run, from its events."""
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [event["data"]["loss"] for event in events if event["type"] == "metrics"]

@@ -1,0 +1,131 @@
+"""A layout changes nothing: scores, gradient norms and losses are those of one rank, of transformers and of the hf backend."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.megatron.ranks import on_ranks
+from tests.megatron.runs import (
+    HEAD,
+    PROMPTS,
+    Layout,
+    arguments,
+    groups,
+    model_folder,
+    scores_and_steps,
+)
+from tevatron.core.nn.attention import ATTENTION, register
+from tevatron.core.nn.forward import score_packed
+
+ONE: Layout = (1, 1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = model_folder(tmp_path_factory.mktemp(kind) / kind, kind)
+        return made[kind]
+
+    return get
+
+
+def own_scores(folder: Path) -> list[float]:
+    """Return transformers' own scores, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = [model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS]
+    return [float(one[HEAD.yes] - one[HEAD.no]) for one in logits]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("llama", (1, 1, 1, 1)),
+        ("llama", (2, 1, 2, 1)),
+        ("qwen2", (2, 2, 1, 1)),
+        ("qwen3", (2, 2, 1, 1)),
+        ("qwen3", (4, 2, 2, 1)),
+        ("mixtral", (2, 1, 1, 2)),
+        ("qwen3_moe", (2, 1, 1, 2)),
+        ("qwen3_moe", (2, 1, 2, 1)),
+        ("qwen3_moe", (4, 2, 1, 2)),
+    ],
+)
+def test_forward_equals_transformers(folder, kind: str, layout: Layout):
+    """The two answers' rows lie in different shards at TP=2; llama's embeddings are tied, the others' are not."""
+    answers = on_ranks(layout[0], scores_and_steps, folder(kind), arguments(layout), 0)
+    for scores, _ in answers:
+        assert scores == pytest.approx(own_scores(folder(kind)), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_twenty_steps_are_the_same_on_every_layout(folder, kind: str):
+    layouts: list[Layout] = [ONE, (2, 2, 1, 1), (2, 1, 2, 1), (2, 1, 1, 1)]
+    layouts += [(2, 1, 1, 2), (4, 2, 1, 2)] if kind == "qwen3_moe" else [(4, 2, 2, 1)]
+    runs = {
+        layout: on_ranks(layout[0], scores_and_steps, folder(kind), arguments(layout), 20)[0][1]
+        for layout in layouts
+    }
+    first_loss, first_norm = runs[ONE][0]
+    for layout, steps in runs.items():
+        assert steps[0][0] == pytest.approx(first_loss, rel=1e-5), layout
+        assert steps[0][1] == pytest.approx(first_norm, rel=1e-5), layout
+        assert steps[-1][0] == pytest.approx(runs[ONE][-1][0], abs=1e-4), layout
+    assert runs[ONE][-1][0] < first_loss / 2
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_padded_rows_give_the_same_losses(folder, kind: str):
+    packed = on_ranks(1, scores_and_steps, folder(kind), arguments(), 3)[0]
+    padded = on_ranks(2, scores_and_steps, folder(kind), arguments((2, 2, 1, 1), packing=False), 3)
+    assert padded[0][0] == pytest.approx(packed[0], abs=1e-4)
+    for (loss, norm), (other_loss, other_norm) in zip(packed[1], padded[0][1], strict=True):
+        assert other_loss == pytest.approx(loss, rel=1e-4)
+        assert other_norm == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("granularity", ["full", "selective"])
+def test_recomputing_changes_nothing(folder, granularity: str):
+    kept = on_ranks(2, scores_and_steps, folder("llama"), arguments((2, 2, 1, 1)), 2)[0]
+    options = arguments(
+        (2, 2, 1, 1),
+        gradient_checkpointing=True,
+        megatron={"recompute_granularity": granularity},
+    )
+    again = on_ranks(2, scores_and_steps, folder("llama"), options, 2)[0]
+    assert again[1] == [pytest.approx(step, rel=1e-5) for step in kept[1]]
+
+
+def test_the_first_gradient_norm_is_that_of_transformers(folder):
+    """The same packed loss by core's forward pass and plain autograd, without Megatron."""
+    register()
+    model = AutoModelForCausalLM.from_pretrained(folder("qwen3"), dtype=torch.float32)
+    model.set_attn_implementation(ATTENTION)
+    total = torch.zeros(())
+    for group in groups():
+        total = total - score_packed(model, group.prompts, HEAD).log_softmax(0)[0] / 8
+    total.backward()
+    norm = torch.stack([one.grad.norm() for one in model.parameters()]).norm()
+    _, steps = on_ranks(1, scores_and_steps, folder("qwen3"), arguments(), 1)[0]
+    assert steps[0] == pytest.approx((float(total), float(norm)), rel=1e-5)
+
+
+def test_distillation_is_the_divergence_worked_out_by_hand(folder):
+    """KL(teacher || model) at temperatures 2 and 1, mean over the groups, from this model's own scores."""
+    register()
+    model = AutoModelForCausalLM.from_pretrained(folder("llama"), dtype=torch.float32)
+    model.set_attn_implementation(ATTENTION)
+    total = 0.0
+    with torch.no_grad():
+        for group in groups(teacher=True):
+            teacher = (torch.tensor(group.teacher) / 2).softmax(0)
+            scores = score_packed(model, group.prompts, HEAD).log_softmax(0)
+            total += float((teacher * (teacher.log() - scores)).sum())
+    options = arguments((2, 1, 1, 1), loss="listwise_kl", teacher_temp=2.0)
+    answers = on_ranks(2, scores_and_steps, folder("llama"), options, 1, teacher=True)
+    assert answers[0][1][0][0] == pytest.approx(total / 8, rel=1e-5)
