@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest lint types imports format up openapi
+.PHONY: help install demo test test-megatron pytest lint types imports format up openapi
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
@@ -14,13 +14,15 @@ SOURCES := core services tests benchmarks examples scripts
 DATA ?=
 QUERIES ?=
 MODEL ?=
-# Of `make pytest`: more arguments.
+# Of `make pytest` and of `make test-megatron`: more arguments.
 ARGS ?=
+MEGATRON_ARGS ?= -q
 
 help:
 	@echo "make demo      train, serve and evaluate a small reranker on this machine"
 	@echo "               (DATA=<BEIR folder> QUERIES=<n> MODEL=<folder or hub id> for other input)"
 	@echo "make test      lint, types, import borders and all tests"
+	@echo "make test-megatron  the tests of the megatron backend alone (sets up .venv-megatron, 5 GB)"
 	@echo "make up        run the whole stack in the foreground"
 	@echo "make install   make .venv; PYTHON=<interpreter> chooses its Python"
 	@echo "make lint types imports pytest format openapi bench-<name of a file in benchmarks/>"
@@ -33,7 +35,12 @@ demo: install
 	@"$(BIN)/python" examples/demo.py $(if $(DATA),--data "$(DATA)") $(if $(QUERIES),--queries "$(QUERIES)") \
 		$(if $(MODEL),--model "$(MODEL)")
 
-test: lint types imports pytest
+test: lint types imports pytest test-megatron
+
+# Megatron under Python 3.12, in an environment of its own; skipped by name where there is no 3.12.
+test-megatron:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
+	@"$(PYTHON)" scripts/megatron.py $(MEGATRON_ARGS)
 
 pytest: install
 	@"$(BIN)/python" scripts/test.py $(ARGS)

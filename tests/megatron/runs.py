@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 import torch
+from tests.support.tiny_model import SHAPE, tiny_folder, tiny_tokenizer
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from tests.support.tiny_model import SHAPE, tiny_folder, tiny_tokenizer
 from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.run import TrainRun
 from tevatron.core.contracts.train import TrainArguments
@@ -110,7 +110,7 @@ def scores_and_steps(
 def write_data(path: Path, *, teacher: bool = False) -> Path:
     """Write twelve training rows."""
     draw = random.Random(0)
-    words = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
     def text() -> str:
         return " ".join(draw.choice(words) for _ in range(draw.randrange(3, 15)))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-
 from tests.megatron.ranks import on_ranks
 from tests.megatron.runs import Layout, arguments, losses, model_folder, whole_run, write_data
+
 from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.core.contracts.run import ExportRun, TrainRun
 from tevatron.core.nn.forward import YesNoHead

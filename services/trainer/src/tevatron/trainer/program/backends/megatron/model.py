@@ -59,7 +59,13 @@ class MegatronModel:
 
 def load_model(folder: Path, arguments: TrainArguments, ranks: Ranks) -> MegatronModel:
     """Load a Hugging Face folder's weights into a model of this layout and make it trainable."""
-    bridge = AutoBridge.from_hf_pretrained(str(folder), trust_remote_code=False)
+    try:
+        bridge = AutoBridge.from_hf_pretrained(str(folder), trust_remote_code=False)
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"Megatron-Bridge cannot load {folder}: {reason} The hf backend may"
+        ) from error
     return build_model(bridge, arguments, ranks, load_weights=True)
 
 
