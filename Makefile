@@ -35,7 +35,8 @@ demo: install
 	@"$(BIN)/python" examples/demo.py $(if $(DATA),--data "$(DATA)") $(if $(QUERIES),--queries "$(QUERIES)") \
 		$(if $(MODEL),--model "$(MODEL)")
 
-test: lint types imports pytest test-megatron
+# Megatron first: one test of the others uses its environment, and they say last what was skipped.
+test: lint types imports test-megatron pytest
 
 # Megatron under Python 3.12, in an environment of its own; skipped by name where there is no 3.12.
 test-megatron:

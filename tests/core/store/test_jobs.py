@@ -100,11 +100,6 @@ def test_names_are_resolved_to_ids_and_the_submitted_spec_is_kept(registered):
             "one of kind ranklist is needed here",
         ),
         (
-            train_job(backend="megatron"),
-            ConfigError,
-            "backend 'megatron': this build has no such backend yet; use 'hf'",
-        ),
-        (
             train_job(arguments={"prompt_template": "tevatrom"}),
             PromptError,
             "unknown prompt template 'tevatrom'",

@@ -76,10 +76,6 @@ class References:
         return self._eval(spec)
 
     def _train(self, spec: TrainJob) -> TrainJob:
-        if spec.backend != "hf":
-            raise ConfigError(
-                f"backend '{spec.backend}': this build has no such backend yet; use 'hf'"
-            )
         get_template(spec.arguments.prompt_template)
         model = self._models.get(spec.model, key_id=self._key_id)
         dataset = self._dataset(spec.dataset, DatasetKind.TRAINING)

@@ -6,14 +6,16 @@ imports torch: the ranks do, in processes of their own.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from tevatron.core.contracts.jobs import ExportJob, FailReason, Phase, TrainJob
-from tevatron.core.contracts.run import ExportRun, TrainRun
+from tevatron.core.contracts.run import CONFIG_NAME, ExportRun, TrainRun
 from tevatron.core.errors import ConfigError, JobError
 from tevatron.core.hub import model_folder
+from tevatron.core.model_shape import ModelShape
 from tevatron.core.settings import Settings
 from tevatron.core.store.models import Model
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
@@ -25,6 +27,7 @@ from tevatron.trainer.run_folder import RunFolder
 from tevatron.trainer.watch import EventTail, watch
 
 TRAIN_MODULE = "tevatron.reranker.driver.train"
+MEGATRON_MODULE = "tevatron.megatron.driver.train"
 EXPORT_MODULE = "tevatron.trainer.program.export"
 RUNS = "runs"
 """Folder of the run folders below TEVATRON_DATA."""
@@ -38,10 +41,11 @@ class Tasks:
         launcher: Launcher,
         *,
         train_module: str = TRAIN_MODULE,
+        megatron_module: str = MEGATRON_MODULE,
         export_module: str = EXPORT_MODULE,
     ) -> None:
         self._launcher = launcher
-        self._train_module = train_module
+        self._train_modules = {"hf": train_module, "megatron": megatron_module}
         self._export_module = export_module
 
     def train(self, ctx: JobContext, spec: TrainJob) -> Finished:
@@ -53,7 +57,12 @@ class Tasks:
             self._check_launch(spec)
             config = _train_run(ctx, spec, run)
             self._launch(
-                ctx, run, config, module=self._train_module, num_processes=spec.num_processes
+                ctx,
+                run,
+                config,
+                module=self._train_modules[spec.backend],
+                num_processes=spec.num_processes,
+                python=_interpreter(ctx, spec.backend),
             )
         return publish(ctx, run)
 
@@ -64,21 +73,31 @@ class Tasks:
         if not has_output(ctx.settings, run, ctx.claim.job_id):
             ctx.phase(Phase.PREPARING)
             config = _export_run(ctx, spec, run)
-            self._launch(ctx, run, config, module=self._export_module, num_processes=1)
+            self._launch(
+                ctx,
+                run,
+                config,
+                module=self._export_module,
+                num_processes=1,
+                python=_interpreter(ctx, _backend_of(config)),
+            )
         return publish(ctx, run)
 
     def _check_launch(self, spec: TrainJob) -> None:
         try:
-            if spec.backend != "hf":
-                raise ConfigError(
-                    f"backend '{spec.backend}': this worker has only the backend 'hf'"
-                )
             self._launcher.check(num_processes=spec.num_processes)
         except ConfigError as error:
             raise _config_error(str(error)) from error
 
     def _launch(
-        self, ctx: JobContext, run: RunFolder, config: BaseModel, *, module: str, num_processes: int
+        self,
+        ctx: JobContext,
+        run: RunFolder,
+        config: BaseModel,
+        *,
+        module: str,
+        num_processes: int,
+        python: Path | None,
     ) -> None:
         ctx.check()
         run.prepare(config)
@@ -93,9 +112,33 @@ class Tasks:
                 log_path=run.log(claim.attempt),
                 marker=f"{claim.job_id}:{claim.attempt}",
                 num_processes=num_processes,
+                python=python,
             )
         )
         watch(ctx, handle, tail, run=run)
+
+
+def _interpreter(ctx: JobContext, backend: str) -> Path | None:
+    """Return the Python of a backend's environment, None for this one's."""
+    if backend == "hf":
+        return None
+    python = ctx.settings.megatron_python
+    if python is None or not python.is_file():
+        found = "nothing" if python is None else f"{python}, which is not there"
+        raise _config_error(
+            "backend 'megatron': expected TEVATRON_MEGATRON_PYTHON to name the interpreter of the environment with "
+            f"Megatron, got {found}"
+        )
+    return python
+
+
+def _backend_of(config: ExportRun) -> str:
+    """Return the backend that trained what is exported."""
+    try:
+        trained = json.loads((config.run_dir / CONFIG_NAME).read_bytes())
+        return str(trained.get("backend", "hf"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise _config_error(f"{config.run_dir / CONFIG_NAME} cannot be read: {error}") from error
 
 
 def run_folder(settings: Settings, job_id: str) -> RunFolder:
@@ -112,14 +155,25 @@ def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
     model_path = _model_folder(ctx.settings, model)
     dataset_path = ctx.settings.data / dataset.path
     check_model(model_path)
+    if spec.backend == "megatron":
+        _check_layout(spec, model_path)
     check_dataset(dataset_path, look=ctx.check)
     return TrainRun(
+        backend=spec.backend,
         model_name_or_path=str(model_path),
         dataset_path=str(dataset_path),
         output_dir=run.path,
         base_model=model.hub_id or model.name,
         arguments=spec.arguments,
     )
+
+
+def _check_layout(spec: TrainJob, model_path: Path) -> None:
+    try:
+        layout = spec.arguments.megatron.layout(spec.num_processes)
+        layout.check(ModelShape.read(model_path))
+    except ConfigError as error:
+        raise _config_error(str(error)) from error
 
 
 def _export_run(ctx: JobContext, spec: ExportJob, run: RunFolder) -> ExportRun:

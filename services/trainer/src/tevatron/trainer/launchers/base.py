@@ -24,6 +24,8 @@ class Launch:
     marker: str
     """Value of TEVATRON_ATTEMPT in every process of the attempt."""
     num_processes: int
+    python: Path | None = None
+    """Interpreter of the ranks; this process's own when unset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class LocalLauncher:
         """Start torchrun as a guarded child in a session of its own."""
         ranks_folder = launch.run_folder / "torchrun"
         argv = [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(str(launch.python or sys.executable), "-m", "torch.distributed.run"),
             # A free port each time: two stacks on one machine do not meet.
             "--standalone",
             # Without it torch resolves the machine's own name, which containers often cannot.

@@ -1,0 +1,82 @@
+"""The arithmetic against peaks that were measured on two H200s, and against hand counts."""
+
+import pytest
+from tests.core.test_model_shape import QWEN3_8B, QWEN3_30B_A3B
+
+from tevatron.core.contracts.megatron import MegatronArguments
+from tevatron.core.contracts.plan import GIB
+from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.errors import ConfigError
+from tevatron.core.layout import Layout
+from tevatron.core.model_shape import ModelShape
+from tevatron.core.plan import make_plan, memory, num_trained
+
+DENSE, EXPERTS = ModelShape.of(QWEN3_8B), ModelShape.of(QWEN3_30B_A3B)
+
+
+def full(tokens: int, **megatron: int) -> TrainArguments:
+    return TrainArguments(
+        dtype="bfloat16", packing_max_tokens=tokens, megatron=MegatronArguments(**megatron)
+    )
+
+
+def lora(tokens: int, **megatron: int) -> TrainArguments:
+    return full(tokens, **megatron).model_copy(update={"use_lora": True})
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "layout", "measured_gib"),
+    [
+        (DENSE, full(8192), Layout(world=2, tensor=2), 89),
+        (DENSE, full(16384), Layout(world=2, tensor=2), 108),
+        (EXPERTS, lora(8192), Layout(world=2, expert=2), 74),
+        (EXPERTS, lora(16384), Layout(world=2, expert=2), 119),
+    ],
+)
+def test_measured_peaks_are_met_within_a_tenth(shape, arguments, layout, measured_gib):
+    assert memory(shape, arguments, layout).total / GIB == pytest.approx(measured_gib, rel=0.1)
+
+
+def test_states_of_8b_under_plain_data_parallelism_do_not_fit_an_h200():
+    """16 bytes a parameter, as the paper counts (weights, gradients, masters, moments), and 2 more for fp32 gradients."""
+    arguments = TrainArguments(
+        dtype="bfloat16", megatron=MegatronArguments(use_distributed_optimizer=False)
+    )
+    parts = memory(DENSE, arguments, Layout(world=8))
+    states = parts.weights + parts.gradients + parts.optimizer
+    assert states == pytest.approx(18 * DENSE.num_params, rel=1e-6)
+    assert not make_plan(DENSE, arguments, num_gpus=8, gpu_gib=139).asked.fits
+
+
+def test_the_optimizer_is_shared_by_the_replicas():
+    one, four = (memory(DENSE, full(8192), Layout(world=world)).optimizer for world in (1, 4))
+    assert one == pytest.approx(4 * four, rel=1e-6)
+
+
+def test_adapters_of_one_rank_are_counted_by_hand():
+    """Rank 16 on attention and MLP of 36 layers."""
+    attention = (4096 + 4096 + 2 * 1024) + (4096 + 4096)
+    mlp = 3 * (4096 + 12288)
+    assert num_trained(DENSE, lora(8192)) == 36 * 16 * (attention + mlp)
+
+
+def test_recomputing_keeps_the_inputs_of_layers_and_one_whole_layer():
+    arguments = full(8192).model_copy(update={"gradient_checkpointing": True})
+    kept = memory(DENSE, arguments, Layout(world=1)).activations
+    whole = memory(DENSE, full(8192), Layout(world=1)).activations
+    assert kept == pytest.approx(8192 * 36 * 2 * 4096 * 2 + whole / 36, rel=1e-6)
+
+
+def test_the_layouts_that_fit_come_with_the_least_communication_first():
+    plan = make_plan(DENSE, full(8192), num_gpus=8, gpu_gib=80)
+    assert plan.fitting
+    assert all(one.total_bytes <= 80 * GIB for one in plan.fitting)
+    sizes = [
+        one.tensor_model_parallel_size * one.pipeline_model_parallel_size for one in plan.fitting
+    ]
+    assert sizes == sorted(sizes)
+
+
+def test_a_layout_that_cannot_be_is_refused_with_the_numbers():
+    with pytest.raises(ConfigError, match=r"must divide the model's 8 key-value heads"):
+        make_plan(DENSE, full(8192, tensor_model_parallel_size=16), num_gpus=16, gpu_gib=139)
