@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tevatron.core.cli import jobs, registry, submit
+from tevatron.core.cli.plan import plan
 from tevatron.core.errors import TevatronError
 
 app = typer.Typer(
@@ -25,6 +26,9 @@ app = typer.Typer(
 jobs.add_to(app)
 app.add_typer(submit.app, name="submit")
 app.command("run")(submit.run)
+app.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    plan
+)
 app.add_typer(registry.models, name="models")
 app.add_typer(registry.datasets, name="datasets")
 app.add_typer(registry.keys, name="keys")

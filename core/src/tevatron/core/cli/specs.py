@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
 from tevatron.core.contracts.jobs import JobGroup, JobKind, JobSpec
+from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
 from tevatron.core.contracts.train import TrainArguments, aliases
 from tevatron.core.errors import ConfigError, FormatError, unknown_name
@@ -121,7 +122,9 @@ def dataset_request(name: str, *, path: Path, kind: str) -> DatasetRequest:
 def train_arguments(words: Sequence[str]) -> dict[str, JsonValue]:
     """Return training flags (`--learning-rate 1e-4`, `--packing=false`, `--use_lora`) by their fields' names."""
     found: dict[str, JsonValue] = {}
-    fields, other = TrainArguments.model_fields, aliases()
+    own = MegatronArguments.model_fields
+    fields, other = {**TrainArguments.model_fields, **own}, aliases()
+    del fields["megatron"]
     at = 0
     while at < len(words):
         flag, has_value, value = words[at].partition("=")
@@ -139,14 +142,17 @@ def train_arguments(words: Sequence[str]) -> dict[str, JsonValue]:
             at += given
         is_list = "list[" in str(fields[name].annotation)
         found[name] = [part.strip() for part in value.split(",")] if is_list else value
-    return found
+    megatron = {name: found.pop(name) for name in list(found) if name in own}
+    return {**found, "megatron": megatron} if megatron else found
 
 
 def train_flags() -> list[tuple[str, str, str]]:
     """Return each training flag with its default and meaning."""
     return [
         (f"--{name}", str(field.default), field.description or "")
-        for name, field in TrainArguments.model_fields.items()
+        for fields in (TrainArguments.model_fields, MegatronArguments.model_fields)
+        for name, field in fields.items()
+        if name != "megatron"
     ]
 
 
@@ -164,8 +170,19 @@ def merge_spec(
     content.update({name: value for name, value in flags.items() if value is not None})
     if arguments:
         given = content.get("arguments") or {}
-        content["arguments"] = {**given, **arguments} if isinstance(given, dict) else given
+        content["arguments"] = merge_arguments(given, arguments)
     return make_spec(content, what=str(file) if file is not None else f"the {kind.value} job")
+
+
+def merge_arguments(given: JsonValue, flags: Mapping[str, JsonValue]) -> JsonValue:
+    """Return a file's training arguments with the flags on top of them, those of the megatron backend one by one."""
+    if not isinstance(given, dict):
+        return given
+    merged = {**given, **flags}
+    below, above = given.get("megatron"), flags.get("megatron")
+    if isinstance(below, dict) and isinstance(above, dict):
+        merged["megatron"] = {**below, **above}
+    return merged
 
 
 def explain(error: ValidationError, *, what: str) -> ConfigError:

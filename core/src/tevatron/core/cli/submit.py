@@ -46,6 +46,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     file: File = None,
     model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Training data, by name or id.")] = None,
+    backend: Annotated[str | None, typer.Option(help="hf (the default) or megatron.")] = None,
     num_processes: Annotated[
         int | None, typer.Option(help="Ranks on the worker's machine.")
     ] = None,
@@ -73,6 +74,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     given: dict[str, JsonValue] = {
         "model": model,
         "dataset": dataset,
+        "backend": backend,
         "num_processes": num_processes,
         "name": name,
     }

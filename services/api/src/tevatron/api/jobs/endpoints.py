@@ -8,14 +8,19 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from tevatron.api.body import CheckedRoute
-from tevatron.api.context import CurrentPage, CurrentSession, ResourceRef
+from tevatron.api.context import CurrentContext, CurrentPage, CurrentSession, ResourceRef
 from tevatron.api.jobs.resources import job_resources
 from tevatron.api.problems import responses
 from tevatron.api.security import CurrentCaller
 from tevatron.core.contracts.jobs import JobGroup, JobKind, JobState, Name, Submission
+from tevatron.core.contracts.plan import Plan, PlanRequest
 from tevatron.core.contracts.resources import JobResource, Page, SubmittedJobs
+from tevatron.core.errors import ConfigError
+from tevatron.core.model_shape import ModelShape
+from tevatron.core.plan import make_plan
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.nudges import nudge
+from tevatron.core.store.registered import ModelRepository
 
 router = APIRouter(tags=["jobs"], route_class=CheckedRoute)
 
@@ -67,6 +72,20 @@ def submit_jobs(
     response.headers["Location"] = f"/v1/jobs/{jobs[0].id}"
     response.headers["Retry-After"] = "1"
     return SubmittedJobs(jobs=job_resources(jobs, repository))
+
+
+@router.post("/v1/jobs:plan", operation_id="plan_job", responses=responses(404, 413, 415))
+def plan_job(
+    body: PlanRequest, caller: CurrentCaller, session: CurrentSession, context: CurrentContext
+) -> Plan:
+    """Say what a training needs on each GPU and which layouts fit; nothing is stored or started."""
+    model = ModelRepository(session).get(body.model, key_id=caller.key_id)
+    if model.path is None:
+        raise ConfigError(
+            f"model '{model.name}' is registered by a hub id: its config.json is not here to be read"
+        )
+    shape = ModelShape.read(context.settings.data / model.path)
+    return make_plan(shape, body.arguments, num_gpus=body.num_gpus, gpu_gib=body.gpu_gib)
 
 
 @router.get("/v1/jobs", operation_id="list_jobs", responses=responses())

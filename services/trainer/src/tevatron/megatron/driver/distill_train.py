@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
-from tevatron.trainer.program.main import main
+from tevatron.trainer.program.main import leave, main
 
 DEFAULTS = {"dtype": "bfloat16", "loss": "listwise_kl"}
 
 if __name__ == "__main__":
-    sys.exit(main(backend="megatron", defaults=DEFAULTS))
+    leave(main(backend="megatron", defaults=DEFAULTS))

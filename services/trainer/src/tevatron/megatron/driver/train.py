@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
-from tevatron.trainer.program.main import main
+from tevatron.trainer.program.main import leave, main
 
 # As the reference's driver of this name; a job says its dtype itself.
 DEFAULTS = {"dtype": "bfloat16"}
 
 if __name__ == "__main__":
-    sys.exit(main(backend="megatron", defaults=DEFAULTS))
+    leave(main(backend="megatron", defaults=DEFAULTS))

@@ -1,0 +1,39 @@
+import json
+from pathlib import Path
+
+from tests.core.test_model_shape import QWEN3_8B
+from typer.testing import CliRunner
+
+from tevatron.core.cli.main import app
+
+
+def plan(tmp_path: Path, *words: str) -> str:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(QWEN3_8B))
+    result = CliRunner().invoke(app, ["plan", str(config), *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_the_layout_asked_for_is_shown_with_its_parts(tmp_path: Path):
+    output = plan(
+        tmp_path,
+        *("--gpus", "2", "--dtype", "bfloat16", "--packing_max_tokens", "16384"),
+        *("--tensor_model_parallel_size", "2"),
+    )
+    assert "8.19 billion parameters" in output
+    assert "TP=2 DP=1" in output
+    assert "107.3" in output
+
+
+def test_where_nothing_fits_it_says_what_may_help(tmp_path: Path):
+    output = plan(tmp_path, "--gpus", "1", "--gpu-gib", "24", "--dtype", "bfloat16")
+    assert "no layout fits these GPUs: try --gradient_checkpointing" in output
+
+
+def test_a_jobs_file_and_json(tmp_path: Path):
+    file = tmp_path / "job.yaml"
+    file.write_text("arguments: {dtype: bfloat16, megatron: {tensor_model_parallel_size: 2}}\n")
+    words = ["--gpus", "4", "--file", str(file), "--pipeline_model_parallel_size", "2", "--json"]
+    made = json.loads(plan(tmp_path, *words))
+    assert made["asked"]["layout"] == "TP=2 PP=2 DP=1"
