@@ -30,7 +30,7 @@ def test_a_plan_says_what_fits_and_stores_nothing(client: httpx.Client):
     plan = answer.json()
     assert plan["asked"]["layout"] == "DP=2"
     assert [one["layout"] for one in plan["fitting"]] == ["DP=2", "TP=2 DP=1", "PP=2 DP=1"]
-    assert client.get("/v1/jobs").json()["items"] == []
+    assert client.get("/v1/jobs").json()["data"] == []
 
 
 @pytest.mark.usefixtures("registered")

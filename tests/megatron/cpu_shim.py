@@ -177,8 +177,12 @@ def _import_without_transformer_engine() -> None:
                 del sys.modules[name]
         import megatron.bridge.peft.module_matcher
         import megatron.bridge.peft.utils
+        import megatron.core.tensor_parallel.random
 
     megatron.core.utils._te_version = None
+    random: Any = megatron.core.tensor_parallel.random
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     for user in (megatron.bridge.peft.utils, megatron.bridge.peft.module_matcher):
         for name in [name for name in vars(user) if name.startswith("HAVE_TE")]:
             setattr(user, name, False)

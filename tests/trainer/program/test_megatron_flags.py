@@ -51,7 +51,7 @@ def test_a_drivers_defaults_give_way_to_flags():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tensor_model_paralel_size", "2"], "did you mean 'tensor_model_parallel_size'"),
+        (["--tensor_model_paralel_size", "2"], "Did you mean 'tensor_model_parallel_size'"),
         (["--use_megatron_fsdp"], "--use_megatron_fsdp is not supported: cut the weights"),
         (["--dataset_split", "test"], "is not honoured by the megatron backend; it takes train"),
         (["--tensor_model_parallel_size", "0"], "greater than or equal to 1, got '0'"),

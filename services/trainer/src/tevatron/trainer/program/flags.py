@@ -176,7 +176,7 @@ def _translate_megatron(given: str, value: JsonValue, warnings: list[str]) -> di
     if given in TRANSLATED:
         return _translated(given, value)
     known = {*TrainArguments.model_fields, *MegatronArguments.model_fields, *aliases(), *RUN_FLAGS}
-    raise ConfigError(unknown_name("flag of the megatron backend", given, known))
+    raise ConfigError(unknown_name("flag of the megatron backend", given, known - {"megatron"}))
 
 
 def _translate_hf(given: str, value: JsonValue, warnings: list[str]) -> dict[str, JsonValue]:

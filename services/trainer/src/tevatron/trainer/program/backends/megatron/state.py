@@ -40,9 +40,8 @@ def load_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: b
     """Read this rank's part back; False where the random generators are of another number of ranks."""
     _fill_torch_optimizers(optimizer)
     wanted = _content(model, optimizer, is_lora=is_lora, is_loading=True)
-    is_same_world = dist_checkpointing.load_common_state_dict(str(folder / WEIGHTS))["world"] == (
-        torch.distributed.get_world_size()
-    )
+    common = dist_checkpointing.load_common_state_dict(str(folder / WEIGHTS))
+    is_same_world = int(common["world"]) == torch.distributed.get_world_size()
     if not is_same_world:
         del wanted["random"]
     loaded = dist_checkpointing.load(wanted, str(folder / WEIGHTS))
