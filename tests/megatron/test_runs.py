@@ -135,7 +135,7 @@ def exported(tmp_path: Path, config: ExportRun) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_target_groups": ["atn"]}, "did you mean"),
+        ({"lora_target_groups": ["atn"]}, "Did you mean"),
         ({"lora_target_modules": ["q_proj"]}, "module 'q_proj' matches no module of this model"),
         ({"lora_target_groups": ["moe_experts"]}, "what was asked for matches no module"),
     ],
