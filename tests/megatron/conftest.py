@@ -1,11 +1,7 @@
 """Real Megatron on the CPU: this process imports it once, behind the labelled shim, and forks the ranks."""
 
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-
 import importlib.util
+import os
 import warnings
 from pathlib import Path
 
@@ -15,6 +11,10 @@ HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 FOLDER = Path(__file__).parent
 
 if HAS_MEGATRON:
+    # Before torch is imported, and only here: elsewhere this folder is collected beside all other tests.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
     from tests.megatron import cpu_shim
 
     with warnings.catch_warnings():
