@@ -15,7 +15,8 @@ case ${1:?smoke, dense, experts, matched or lora1} in
     run 2 --model qwen3-8b --tensor 2 --methods reference,ours --tokens 16384 8192
     run 2 --model qwen3-8b --tensor 2 --methods ours --tokens 16384 --recompute ;;
   experts) # 48 pairs/s wanted, 50.8 in the lab.
-    run 2 --model qwen3-30b-a3b --expert 2 --lora --micro_batch 1 --methods reference,ours --tokens 8192 ;;
+    run 2 --model qwen3-30b-a3b --expert 2 --lora --micro_batch 1 --methods reference,ours --tokens 8192
+    run 2 --model qwen3-30b-a3b --expert 2 --lora --methods ours --tokens 8192 --permute_fusion ;;
   matched) # TP=1, DP=2, recomputation on both: what is framework and what is layout. 4B, since 8B's states do not fit twice.
     run 2 --model qwen3-4b --recompute --methods reference,ours --tokens 16384 ;;
   lora1) # 8B LoRA on one GPU, for the plan.

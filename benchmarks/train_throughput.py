@@ -178,6 +178,7 @@ def main() -> None:
         tensor_model_parallel_size=args.tensor,
         pipeline_model_parallel_size=args.pipeline,
         expert_model_parallel_size=args.expert,
+        moe_permute_fusion=args.permute_fusion,
     )
     shape = ModelShape.of(model_config(args.model).to_dict())
     layout = check_layout(own, shape, world=environment.world_size)
@@ -206,6 +207,7 @@ def main() -> None:
                 else f"padded, {args.micro_batch} queries a pass"
             )
             recompute = ", recompute" if args.recompute else ""
+            recompute += ", permutation fused" if args.permute_fusion else ""
             rows.append(
                 row(
                     name="train_throughput",
@@ -249,6 +251,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--expert", type=int, default=1)
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--permute_fusion", action="store_true")
     parser.add_argument("--methods", default="reference,ours")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--micro_batch", type=int, default=4, help="queries a padded pass")

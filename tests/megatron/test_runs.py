@@ -10,13 +10,15 @@ from tests.megatron.ranks import on_ranks
 from tests.megatron.runs import Layout, arguments, losses, model_folder, whole_run, write_data
 
 from tevatron.core.contracts.checkpoint import read_contract
+from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.run import ExportRun, TrainRun
 from tevatron.core.nn.forward import YesNoHead
 from tevatron.core.nn.loading import load_model
 from tevatron.core.nn.probing import PromptScorer, prove
 from tevatron.trainer.program.events import EventWriter
 from tevatron.trainer.program.export import export
-from tevatron.trainer.program.train import write_config
+from tevatron.trainer.program.settings import RankEnvironment
+from tevatron.trainer.program.train import train_with, write_config
 
 ATTENTION_AND_EXPERTS = ["attn", "moe_experts", "moe_shared"]
 """The paper's list; Qwen3's mixtures have no shared experts, so the last one is a warning."""
@@ -89,6 +91,26 @@ def test_adapters_are_merged_into_what_is_published(
         assert any(".experts." in name for name in changed)
 
 
+def test_both_backends_train_alike(tmp_path: Path):
+    """The same seed, data and budget give the same losses, by the Hugging Face Trainer and by Megatron."""
+    ours = losses(run(tmp_path, "qwen3", (1, 1, 1, 1)))
+    other = tmp_path / "other"
+    other.mkdir()
+    on_ranks(1, hf_run, tmp_path / "qwen3", tmp_path / "data.jsonl", other)
+    assert losses(other) == pytest.approx(ours, abs=1e-4)
+
+
+def hf_run(folder: Path, data: Path, out: Path) -> None:
+    config = TrainRun(
+        model_name_or_path=str(folder),
+        dataset_path=str(data),
+        output_dir=out,
+        base_model="base",
+        arguments=arguments().model_copy(update={"megatron": MegatronArguments()}),
+    )
+    train_with(config, RankEnvironment.read(), EventWriter(out, rank=0))
+
+
 @pytest.mark.parametrize(
     ("kind", "layout", "then", "changes"),
     [
@@ -108,6 +130,15 @@ def test_a_resumed_run_is_the_unbroken_one(
     size = 4 * layout[0] // then[0]
     run(tmp_path, kind, then, per_device_train_batch_size=size, **changes)
     assert losses(out) == pytest.approx(unbroken[3:], abs=1e-5)
+
+
+def test_a_state_of_another_layout_is_refused(tmp_path: Path):
+    run(tmp_path, "llama", (1, 1, 1, 1), max_steps=3)
+    shutil.rmtree(tmp_path / "run" / "export")
+    with pytest.raises(
+        AssertionError, match=r"step-3 was saved with .* only the number of replicas"
+    ):
+        run(tmp_path, "llama", (2, 2, 1, 1))
 
 
 def test_a_state_of_two_tensor_ranks_is_exported_by_one_process(tmp_path: Path):

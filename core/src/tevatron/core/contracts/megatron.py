@@ -43,6 +43,8 @@ class MegatronArguments(BaseModel):
     """Its weight."""
     moe_z_loss_coeff: float | None = Field(default=None, ge=0)
     """Weight of the loss that keeps the router's logits small."""
+    moe_permute_fusion: bool = False
+    """Fuse the sorting of tokens by expert; needs a Triton that the installed Transformer Engine agrees with."""
     freeze_router: bool = False
     """Leave the routers as they are in full fine-tuning; LoRA never touches them unless asked to."""
     lora_expert_adapters: Literal["shared", "per_expert"] = "shared"

@@ -6,6 +6,7 @@ packing nor the layout changes it. It knows nothing of files, events or when to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,7 +87,9 @@ class Engine:
         total = float(sum(float(loss) for loss in losses)) if losses else 0.0
         # Every tensor-parallel rank of the last stage has the same loss; the other stages have none.
         loss = self.ranks.sums([total])[0] / self.ranks.layout.tensor
-        return StepNumbers(loss=loss, grad_norm=float(grad_norm), num_passes=num_passes)
+        # None where fp16's loss scaling met an infinite gradient and left the step out.
+        norm = math.inf if grad_norm is None else float(grad_norm)
+        return StepNumbers(loss=loss, grad_norm=norm, num_passes=num_passes)
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """Return one score a prompt, on every rank; every rank must call it with the same prompts."""

@@ -10,7 +10,11 @@ from tevatron.core.contracts.run import ExportRun, TrainRun
 from tevatron.core.errors import ConfigError
 from tevatron.core.model_shape import ModelShape
 from tevatron.trainer.program.backends.megatron.parallel import check_layout, join_ranks
-from tevatron.trainer.program.backends.megatron.run import load_engine, publish
+from tevatron.trainer.program.backends.megatron.run import (
+    finish_export,
+    load_engine,
+    write_export,
+)
 from tevatron.trainer.program.backends.megatron.state import load_weights
 from tevatron.trainer.program.data.rows import RowFile
 from tevatron.trainer.program.exporting import Export
@@ -53,4 +57,7 @@ def export_state(
         dtype=dtype,
         device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
     )
-    publish(export, engine)
+    written, scores = write_export(export, engine)
+    # What is loaded back needs the memory.
+    del engine
+    finish_export(export, written, scores)

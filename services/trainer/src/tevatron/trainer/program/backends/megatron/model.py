@@ -128,6 +128,7 @@ def configure(provider: Any, arguments: TrainArguments, ranks: Ranks) -> None:
         if own.recompute_granularity == "full":
             provider.recompute_method = own.recompute_method
             provider.recompute_num_layers = own.recompute_num_layers
+    provider.moe_permute_fusion = own.moe_permute_fusion
     _choose_kernels(provider, has_fused=has_transformer_engine() and ranks.device.type == "cuda")
 
 

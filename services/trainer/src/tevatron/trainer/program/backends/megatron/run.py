@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
-from typing import cast
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -80,7 +80,10 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
         dtype=arguments.export_dtype or arguments.dtype,
         device=torch.device("cuda" if ranks.device.type == "cuda" else "cpu"),
     )
-    publish(export, engine)
+    written, scores = write_export(export, engine)
+    # What is loaded back needs the memory.
+    del engine
+    finish_export(export, written, scores)
     events.exported(step)
 
 
@@ -130,17 +133,24 @@ def load_engine(base: BaseModel, arguments: TrainArguments, ranks: Ranks) -> Eng
     )
 
 
-def publish(export: Export, engine: Engine) -> None:
-    """Score the probes, write the weights and prove them; all ranks take part until rank 0 goes on alone."""
+def write_export(export: Export, engine: Engine) -> tuple[Path | None, list[float]]:
+    """Score the probes and write the weights; all ranks take part, and rank 0 gets the folder."""
     ranks = engine.ranks
     scores = engine.score(export.probe_ids())
-    written = export.begin() if ranks.rank == 0 else Path()
-    write_weights(
-        engine.model, ranks, written, base=export.base.folder, dtype=cast("str", export.dtype)
-    )
+    written = export.begin() if ranks.rank == 0 else None
+    write_weights(engine.model, ranks, written, base=export.base.folder, dtype=export.dtype)
     leave_ranks()
-    if ranks.rank == 0:
-        export.finish(written, scores)
+    return written, scores
+
+
+def finish_export(export: Export, written: Path | None, scores: list[float]) -> None:
+    """Prove and name the folder, on rank 0 alone; the training model must be given up before."""
+    if written is None:
+        return
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    export.finish(written, scores)
 
 
 def _prepare(config: TrainRun, base: BaseModel, ranks: Ranks) -> RowFile:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy
 import torch
-from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.utils import unwrap_model
 
+from tevatron.core.errors import ConfigError
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 
 WEIGHTS = "megatron"
@@ -38,9 +39,13 @@ def save_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: b
 
 def load_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool) -> bool:
     """Read this rank's part back; False where the random generators are of another number of ranks."""
+    common = dist_checkpointing.load_common_state_dict(str(folder / WEIGHTS))
+    if common["layout"] != _layout():
+        raise ConfigError(
+            f"{folder.name} was saved with {common['layout']}, this run has {_layout()}; only the number of replicas may change"
+        )
     _fill_torch_optimizers(optimizer)
     wanted = _content(model, optimizer, is_lora=is_lora, is_loading=True)
-    common = dist_checkpointing.load_common_state_dict(str(folder / WEIGHTS))
     is_same_world = int(common["world"]) == torch.distributed.get_world_size()
     if not is_same_world:
         del wanted["random"]
@@ -72,6 +77,16 @@ def _content(
         ),
         "random": _random(),
         "world": torch.distributed.get_world_size(),
+        "layout": _layout(),
+    }
+
+
+def _layout() -> dict[str, int]:
+    """Return the sizes that decide how the optimizer's state is cut."""
+    return {
+        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
     }
 
 

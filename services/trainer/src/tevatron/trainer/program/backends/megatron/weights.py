@@ -27,11 +27,12 @@ SHARD_BYTES = 5 * 10**9
 
 
 def write_weights(
-    model: MegatronModel, ranks: Ranks, folder: Path, *, base: Path, dtype: str
+    model: MegatronModel, ranks: Ranks, folder: Path | None, *, base: Path, dtype: str
 ) -> None:
-    """Write safetensors and config.json on rank 0; every rank must call it."""
+    """Write safetensors and config.json on rank 0, which has the folder; every rank must call it."""
+    assert (folder is None) == (ranks.rank != 0), "rank 0 alone writes"
     wanted = tensor_facts(base)
-    writer = _ShardWriter(folder, dtype=DTYPES[dtype]) if ranks.rank == 0 else None
+    writer = None if folder is None else _ShardWriter(folder, dtype=DTYPES[dtype])
     with merged_adapters(model, dtype=DTYPES[dtype]):
         for name, tensor in model.bridge.export_hf_weights(
             model.chunks, cpu=True, show_progress=False, merge_adapter_weights=False
@@ -39,7 +40,7 @@ def write_weights(
             name = name.replace(".base_layer", "")
             if writer is not None and name in wanted:
                 writer.add(name, _without_padding(name, tensor, wanted[name].shape))
-    if writer is None:
+    if writer is None or folder is None:
         return
     missing = sorted(set(wanted) - set(writer.names))
     if missing:
