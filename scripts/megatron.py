@@ -65,6 +65,8 @@ def find_python() -> str | None:
 
 _QUESTION = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
 
+_BASE = "import sys, ensurepip; print(sys.base_prefix, sys.version)"
+
 
 def _pyenv_version() -> str:
     return _output(["pyenv", "latest", "3.12"]) or "3.12"
@@ -82,7 +84,9 @@ def _output(argv: list[str]) -> str:
 def _install(python: str, wanted: str) -> int:
     sys.stderr.write("install: setting up .venv-megatron (some minutes and 5 GB the first time)\n")
     STAMP.unlink(missing_ok=True)
-    shutil.rmtree(VENV, ignore_errors=True)
+    made_by = [str(VENV / "bin" / "python"), "-c", _BASE]
+    if _output(made_by) != _output([python, "-c", _BASE]):
+        shutil.rmtree(VENV, ignore_errors=True)
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-input"]
     pip += ["--disable-pip-version-check", "--progress-bar=off"]
     packages = [part for name in DISTRIBUTIONS for part in ("-e", f"./{name}")]
