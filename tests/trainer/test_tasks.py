@@ -191,6 +191,7 @@ def test_the_program_gets_its_configuration(bench: Bench) -> None:
     config = json.loads((bench.run(job_id) / "config.json").read_text())
     arguments = config.pop("arguments")
     assert config == {
+        "backend": "hf",
         "model_name_or_path": str(bench.settings.data / "models" / "tiny"),
         "dataset_path": str(bench.settings.data / "train.jsonl"),
         "output_dir": str(bench.run(job_id)),

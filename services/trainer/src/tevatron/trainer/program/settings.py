@@ -14,10 +14,10 @@ class RankEnvironment:
 
     rank: int
     world_size: int
-    local_rank: int
-    """Which of this machine's ranks, and so which GPU."""
     attempt: str | None
     """`<job id>:<attempt>` under a worker."""
+    local_rank: int = 0
+    """Which of this machine's ranks, and so which GPU."""
 
     @classmethod
     def read(cls) -> RankEnvironment:
@@ -25,6 +25,6 @@ class RankEnvironment:
         return cls(
             rank=int(os.environ.get("RANK", "0")),
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             attempt=os.environ.get(ATTEMPT_VARIABLE),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         )
