@@ -192,6 +192,7 @@ def test_the_program_gets_its_configuration(bench: Bench) -> None:
     arguments = config.pop("arguments")
     assert config == {
         "backend": "hf",
+        "hf_arguments": {},
         "model_name_or_path": str(bench.settings.data / "models" / "tiny"),
         "dataset_path": str(bench.settings.data / "train.jsonl"),
         "output_dir": str(bench.run(job_id)),
