@@ -11,11 +11,13 @@ case ${1:?smoke, dense, experts, matched or lora1} in
     run 2 --model qwen3-tiny --tensor 2 --methods reference,ours --tokens 4096
     run 2 --model qwen3-tiny --pipeline 2 --methods ours --tokens 4096
     run 2 --model qwen3-tiny --lora --methods ours --tokens 4096 ;;
-  dense) # 130 pairs/s wanted, 134 in the lab; then with recomputation, for the plan.
-    run 2 --model qwen3-8b --tensor 2 --methods reference,ours --tokens 16384 8192
+  dense) # Each method in processes of its own: both do not fit one after the other. Then with recomputation, for the plan.
+    run 2 --model qwen3-8b --tensor 2 --methods ours --tokens 8192 16384
+    run 2 --model qwen3-8b --tensor 2 --methods reference --micro_batch 4
     run 2 --model qwen3-8b --tensor 2 --methods ours --tokens 16384 --recompute ;;
-  experts) # 48 pairs/s wanted, 50.8 in the lab.
-    run 2 --model qwen3-30b-a3b --expert 2 --lora --micro_batch 1 --methods reference,ours --tokens 8192
+  experts)
+    run 2 --model qwen3-30b-a3b --expert 2 --lora --methods ours --tokens 8192
+    run 2 --model qwen3-30b-a3b --expert 2 --lora --micro_batch 1 --methods reference --steps 2 --warmup 1
     run 2 --model qwen3-30b-a3b --expert 2 --lora --methods ours --tokens 8192 --permute_fusion ;;
   matched) # TP=1, DP=2, recomputation on both: what is framework and what is layout. 4B, since 8B's states do not fit twice.
     run 2 --model qwen3-4b --recompute --methods reference,ours --tokens 16384 ;;

@@ -11,10 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+OPTIONAL = ("model", "layout", "share_of_peak", "peak_gib", "note")
 HEAD = """# Benchmarks
 
 Rendered from `benchmarks/results/*.json` by `python benchmarks/render.py`; do not edit. Each table comes from one run of
-the command above it; `reference` is the way that is compared with, in the same run. Rows that disappoint stay.
+the command above it; `reference` is the way that is compared with, on the same machine and input. Rows that disappoint stay.
 """
 
 
@@ -26,18 +27,22 @@ def _format(value: object) -> str:
 
 def _section(path: Path) -> str:
     rows = json.loads(path.read_text())
+    by_command: dict[str, list[dict[str, object]]] = {}
+    for entry in rows:
+        by_command.setdefault(str(entry["command"]), []).append(entry)
+    return f"\n## {path.stem}\n" + "".join(_table(part) for part in by_command.values())
+
+
+def _table(rows: list[dict[str, object]]) -> str:
     first = rows[0]
-    versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
-    optional = [
-        key
-        for key in ("model", "layout", "share_of_peak", "peak_gib", "note")
-        if any(row.get(key) for row in rows)
-    ]
+    versions = first["versions"]
+    assert isinstance(versions, dict)
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
+    optional = [key for key in OPTIONAL if any(row.get(key) for row in rows)]
     columns = ["name", "method", "value", "unit", *optional]
     lines = [
-        f"\n## {path.stem}\n",
-        f"`{first['command']}`\n",
-        f"{first['date']}, {first['machine']}, GPUs: {first['gpus']}; {versions}\n",
+        f"\n`{first['command']}`\n",
+        f"{first['date']}, {first['machine']}, GPUs: {first['gpus']}; {listed}\n",
         "| " + " | ".join(columns) + " |",
         "| " + " | ".join("---" for _ in columns) + " |",
     ]

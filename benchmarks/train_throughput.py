@@ -132,10 +132,17 @@ def measure(args: argparse.Namespace, engine: Engine, *, method: str) -> dict[st
         ]
         for number in range(args.warmup + args.steps)
     ]
+    # Padding is no use: counted before it.
+    useful_tokens = sum(
+        len(prompt)
+        for groups in steps[args.warmup :]
+        for group in groups
+        for prompt in group.prompts
+    )
     if method == "reference":
         steps = [_padded_to_longest(groups) for groups in steps]
         object.__setattr__(engine, "scores", partial(full_logits, HEAD))
-    times, num_tokens = [], 0
+    times = []
     for number, groups in enumerate(steps):
         if number == args.warmup:
             torch.cuda.reset_peak_memory_stats()
@@ -147,11 +154,10 @@ def measure(args: argparse.Namespace, engine: Engine, *, method: str) -> dict[st
         ranks.barrier()
         if number >= args.warmup:
             times.append(time.perf_counter() - start)
-            num_tokens += sum(len(prompt) for group in groups for prompt in group.prompts)
     pairs = args.queries * args.group_size * ranks.layout.data
     seconds = statistics.median(times)
     useful = 6 * ModelShape.of(model_config(args.model).to_dict()).num_active_params
-    tokens_per_s = num_tokens * ranks.layout.data / len(times) / seconds
+    tokens_per_s = useful_tokens * ranks.layout.data / len(times) / seconds
     return {
         "pairs_per_s": pairs / seconds,
         "step_s": seconds,
