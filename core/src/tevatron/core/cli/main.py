@@ -27,6 +27,7 @@ app.add_typer(submit.app, name="submit")
 app.command("run")(submit.run)
 app.add_typer(registry.models, name="models")
 app.add_typer(registry.datasets, name="datasets")
+app.add_typer(registry.checkpoints, name="checkpoints")
 app.add_typer(registry.keys, name="keys")
 
 
