@@ -83,7 +83,7 @@ def submit_train(  # noqa: PLR0913  a command's options
 @app.command("export")
 def submit_export(
     file: File = None,
-    train: Annotated[str | None, typer.Option(help="Id of the train job.")] = None,
+    train: Annotated[str | None, typer.Option(help="The train job, by id or name.")] = None,
     step: Annotated[int | None, typer.Option(help="Saved step; the newest if left out.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Weights of the checkpoint.")] = None,
     form: Annotated[str | None, typer.Option(help="merged or adapter.")] = None,
