@@ -68,7 +68,7 @@ def logs(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a job's events; with -f the exit status says whether it succeeded."""
+    """Write a job's events. With -f the exit status says whether it succeeded."""
     from tevatron.core.cli.follow import all_succeeded, describe
 
     with connect() as client:
@@ -85,7 +85,7 @@ def cancel(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or names of the jobs.")],
     json: Json = False,
 ) -> None:
-    """Ask for the end of jobs; one that is over already is an error, the others are cancelled all the same."""
+    """Cancel jobs. One that cannot be cancelled is an error, the others are cancelled all the same."""
     from tevatron.core.cli import output  # rich is heavy
     from tevatron.core.errors import TevatronError
 
@@ -115,7 +115,7 @@ def results(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare evaluations: systems against metrics, with the change from what each reranked."""
+    """Compare evaluations. Systems against metrics, with the change from what each reranked."""
     from tevatron.core.cli import output  # rich is heavy
     from tevatron.core.errors import NotFoundError, unknown_name
 

@@ -56,7 +56,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     follow: Follow = False,
     json: Json = False,
 ) -> None:
-    """Train a reranker and publish its checkpoint; takes every training flag, such as --learning_rate 1e-4."""
+    """Train a reranker and publish its checkpoint. Takes every training flag, such as --learning_rate 1e-4."""
     from tevatron.core.cli import output, specs  # rich, yaml and pydantic are heavy
     from tevatron.core.contracts.jobs import JobKind
 
@@ -162,7 +162,7 @@ def run(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Submit several jobs that may refer to one another ({from: name}), all or none."""
+    """Submit the jobs of a file. All or none; they may refer to one another ({from: name})."""
     from tevatron.core.cli import specs  # yaml and pydantic are heavy
 
     content = specs.read_run_file(file)
