@@ -193,6 +193,16 @@ def test_no_room_for_a_single_token_of_the_passage_is_an_error(tiny):
         _renderer("tevatron", tiny, max_length=length).render(Pair(query="abc", text="defgh"))
 
 
+@pytest.mark.parametrize("space", ["\n", " ", "\n\t "])
+def test_white_space_before_a_passage_does_not_take_its_room(space, tiny):
+    renderer = _renderer("tevatron", tiny, max_length=96)
+    pair = Pair(query="q", text=space * 200 + "x" * 100)
+    rendered = renderer.render(pair)
+    assert len(rendered.ids) == 96
+    assert tiny.decode(rendered.ids) == f"query: q passage: {'x' * 40}{QUESTION}"
+    assert rendered.truncated_tokens == len(tiny.encode(renderer.text(pair))) - 96
+
+
 def test_many_pairs_render_as_one_by_one(qwen3):
     renderer = _renderer("tevatron", qwen3, max_length=64)
     pairs = [_pair(row) for row in ROWS if row["query"]] + [Pair(query="q", text=LONG)]

@@ -104,6 +104,9 @@ def test_mistakes_are_one_message_and_status_1(stack, sample):
         unknown = stack.run("submit", "eval", "--dataset", "none")
         assert (unknown.returncode, unknown.stdout) == (1, "")
         assert "unknown dataset 'none'" in unknown.stderr
+        nothing = stack.run("results", "--dataset", "none")
+        assert nothing.returncode == 1
+        assert "unknown dataset 'none'; there is none." in nothing.stderr
         outside = stack.run("datasets", "add", "etc", "/etc", "--kind", "beir")
         assert outside.returncode == 1
         assert "expected a path under" in outside.stderr

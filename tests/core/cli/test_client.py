@@ -133,6 +133,16 @@ def test_problem_document_becomes_a_readable_error(server, client):
     ]
 
 
+def test_refusal_without_a_key_names_the_setting(server, client):
+    server.answers = [(401, {}, {"title": "Unauthorized", "detail": "an API key is needed"})]
+    with pytest.raises(ApiError) as caught:
+        client.job("job_1")
+    assert str(caught.value).splitlines() == [
+        "Unauthorized (401): an API key is needed",
+        "  TEVATRON_API_KEY holds the key; an operator makes one: tevatron keys create NAME",
+    ]
+
+
 def test_answer_that_is_no_json_is_shown(server, client):
     server.answers = [(404, {}, b"<html>nginx</html>")]
     with pytest.raises(ApiError, match="<html>nginx</html>"):

@@ -39,6 +39,7 @@ def test_help_imports_nothing_heavy():
         ["results"],
         ["models", "list"],
         ["datasets", "list"],
+        ["checkpoints", "list"],
         ["submit", "eval", "--dataset", "d"],
     ],
 )

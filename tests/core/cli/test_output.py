@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from tevatron.core.cli.output import outcome, print_evaluations, print_jobs
+from tevatron.core.cli.output import in_order, outcome, print_evaluations, print_jobs
 from tevatron.core.contracts.resources import EvaluationResource, JobResource
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,7 +57,10 @@ def lines(text: str) -> list[str]:
 
 def test_systems_stand_against_metrics_with_deltas_to_the_first_stage(capsys):
     reranked = evaluation(
-        rerank={"depth": 10}, checkpoint_id="ckpt_1", metrics={"ndcg@10": 0.625, "recall@10": 0.25}
+        first_stage={"kind": "bm25", "depth": 10, "metrics": {"recall@10": 0.25, "ndcg@10": 0.5}},
+        rerank={"depth": 10},
+        checkpoint_id="ckpt_1",
+        metrics={"recall@10": 0.25, "ndcg@10": 0.625},
     )
     # Newest first, as the API lists them.
     print_evaluations([reranked, evaluation()], names={"ds_1": "sample", "ckpt_1": "fit"})
@@ -78,10 +81,18 @@ def test_chosen_metrics_only_and_a_dash_for_one_that_is_missing(capsys):
     ]
 
 
-def test_rerank_of_another_first_stage_has_no_delta(capsys):
-    other = evaluation(first_stage={"kind": "ranklist", "dataset": "r"}, rerank={}, name="x")
-    print_evaluations([other, evaluation()], names={}, metrics=["ndcg@10"])
-    assert lines(capsys.readouterr().out)[-1] == "x       0.5000"
+def test_the_delta_is_to_the_list_that_was_reranked_not_to_another_evaluation(capsys):
+    first = {"kind": "ranklist", "dataset": "r", "metrics": {"ndcg@10": 0.75}}
+    reranked = evaluation(first_stage=first, rerank={}, name="x")
+    print_evaluations([reranked, evaluation()], names={}, metrics=["ndcg@10"])
+    assert lines(capsys.readouterr().out)[-1] == "x       0.5000 (-0.2500)"
+
+
+def test_metrics_stand_in_one_order_whatever_postgres_gives():
+    given = ["mrr@10", "recall@100", "map@100", "recall@20", "ndcg@10", "ndcg@5", "mrr@10"]
+    assert in_order(given) == [
+        "ndcg@5", "ndcg@10", "map@100", "mrr@10", "recall@20", "recall@100"
+    ]  # fmt: skip
 
 
 def test_jobs_are_one_line_each(capsys):

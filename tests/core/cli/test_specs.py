@@ -132,6 +132,32 @@ def test_model_needs_exactly_one_source():
         model_request("m", path=None, hub_id=None, revision=None)
 
 
+def test_fault_of_the_whole_does_not_repeat_what_was_given():
+    with pytest.raises(ConfigError) as caught:
+        model_request("m", path=None, hub_id="owner/name", revision=None)
+    assert str(caught.value) == "model is not right:\n  model: hub_id and revision go together"
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ("{kind: evl}", "jobs.a: 'kind' is one of 'train', 'export', 'eval', got 'evl'"),
+        ("{kind: eval}", "jobs.a.dataset: is required"),
+        ("{kind: eval, dataset: d, splt: x}", "jobs.a.splt: there is no such field"),
+        (
+            "{kind: train, model: m, dataset: d, arguments: {lerning_rate: 1}}",
+            "jobs.a.arguments.lerning_rate: unknown training flag 'lerning_rate'. Did you mean 'learning_rate'?",
+        ),
+    ],
+)
+def test_fault_in_a_file_is_told_in_its_own_words(tmp_path, job, told):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"jobs:\n  a: {job}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_run_file(file)
+    assert str(caught.value).splitlines() == [f"{file} is not right:", f"  {told}"]
+
+
 def test_every_training_flag_has_a_meaning():
     assert [flag for flag, _, meaning in train_flags() if not meaning] == []
 

@@ -161,3 +161,16 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monk
     bomb = _write(tmp_path / "bomb.gz", gzip.compress(b"short\n" + b"0" * 10**7))
     with pytest.raises(FormatError, match=r"bomb.gz:2: the line is longer than 1000 bytes"):
         list(read_lines(bomb))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_small_archive_of_endless_lines_is_refused(tmp_path, monkeypatch, pack):
+    monkeypatch.setattr(files, "FREE_BYTES", 2**20)
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(pack(b"{}\n" * 10**6))
+    with pytest.raises(FormatError, match="unpacks to more than 200 times its size"):
+        for _ in read_lines(path):
+            pass
+    plain = tmp_path / "plain.jsonl"
+    plain.write_bytes(b"{}\n" * 10**6)
+    assert sum(1 for _ in read_lines(plain)) == 10**6

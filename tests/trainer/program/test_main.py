@@ -24,7 +24,14 @@ def test_a_wrong_flag_is_told_without_importing_torch(capsys):
     assert "use --fsdp shard_grad_op" in done.stderr
 
 
-def test_an_error_is_an_event_and_an_exit_code(llama, tmp_path):
+def test_help_names_every_flag_with_default_and_meaning(capsys):
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--dataset_path\n      Training JSONL, plain, gz or zst." in told
+    assert "--train_group_size  (default: 8)\n      Passages a query" in told
+
+
+def test_an_error_is_an_event_and_an_exit_code(llama, tmp_path, capsys):
     status = main(
         [
             "--model_name_or_path",
@@ -40,6 +47,8 @@ def test_an_error_is_an_event_and_an_exit_code(llama, tmp_path):
     assert failed["reason"] == "data_error"
     assert failed["phase"] == "preparing"
     assert "no.jsonl: no such file" in failed["message"]
+    # A user's mistake needs no traceback.
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_command_trains_and_keeps_its_config(llama, dataset, tmp_path):

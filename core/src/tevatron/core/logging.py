@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, with ids bound to the process or to a block."""
+"""Structured logs: one JSON object a line, with ids bound to the process or to a block; plain lines for a terminal."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(service: str, *, level: int = logging.INFO) -> None:
-    """Send this process's logs to standard error as JSON lines under the name of its service."""
+    """Send this process's logs to standard error: JSON lines under the name of its service, or plain ones to a terminal."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(service))
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(plain if sys.stderr.isatty() else JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 

@@ -234,25 +234,37 @@ class Renderer:
     def _fit(self, pair: Pair, ids: list[int]) -> Rendered:
         if len(ids) <= self._room:
             return Rendered(ids + self._end, 0)
-        cut = self._shorten(pair, excess=len(ids) - self._room)
+        cut = self._shorten(pair)
         return Rendered(cut + self._end, len(ids) - len(cut))
 
-    def _shorten(self, pair: Pair, *, excess: int) -> list[int]:
-        """Encode the prompt again with the passage cut at the last of its tokens' ends that fits.
+    def _shorten(self, pair: Pair) -> list[int]:
+        """Encode the prompt again with the passage shortened; white space before it goes first where it fills the room."""
+        before, passage, after = self.template.write(pair, self.query_prefix, self.passage_prefix)
+        ids = self._cut(before, passage, after)
+        if ids is None and passage[:1].isspace():
+            ids = self._cut(before, passage.lstrip(), after)
+        if ids is None:
+            raise self._query_too_long(pair, len(self._encode(before + after)))
+        return ids
+
+    def _cut(self, before: str, passage: str, after: str) -> list[int] | None:
+        """Encode the prompt with the passage cut at the last of its tokens' ends that fits; None where nothing is left.
 
         A token may join the passage's last characters to the template's first ones ("?" + newline); a cut that keeps
         the template's own ids is preferred, and found a token or two earlier except in a passage of nothing else.
         """
-        before, passage, after = self.template.write(pair, self.query_prefix, self.passage_prefix)
         encoding = self._tokenizer(
             before + passage + after,
             add_special_tokens=self.template.special_tokens,
             return_offsets_mapping=True,
         )
         offsets: list[tuple[int, int]] = encoding["offset_mapping"]  # type: ignore[assignment]  # as above
+        whole: list[int] = encoding["input_ids"]  # type: ignore[assignment]  # as above
+        if len(whole) <= self._room:
+            return list(whole)
         first, last = len(before), len(before) + len(passage)
         ends = [end for _, end in offsets if first < end <= last]
-        kept = len(ends) - excess
+        kept = len(ends) - (len(whole) - self._room)
         joined: list[list[int]] = []
         while kept > 0 and len(joined) < _MOST_JOINED:
             shortened = passage[: ends[kept - 1] - first].rstrip()
@@ -264,9 +276,7 @@ class Renderer:
                     return ids
                 joined.append(ids)
             kept -= max(1, len(ids) - self._room)
-        if joined:
-            return joined[0]
-        raise self._query_too_long(pair, len(self._encode(before + after)))
+        return joined[0] if joined else None
 
     def _query_too_long(self, pair: Pair, num_tokens: int) -> QueryTooLongError:
         shown = pair.query if len(pair.query) <= 60 else f"{pair.query[:57]}..."

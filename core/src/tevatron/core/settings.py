@@ -92,6 +92,14 @@ class Settings(BaseModel):
             "data": Path(str(data)).expanduser().resolve() if data else home / "data",
         }
 
+    @model_validator(mode="after")
+    def _heartbeats_keep_the_lease(self) -> Self:
+        if self.heartbeat_s >= self.lease_s:
+            raise ValueError(
+                f"{PREFIX}HEARTBEAT_S({self.heartbeat_s:g}) must be below {PREFIX}LEASE_S({self.lease_s:g})"
+            )
+        return self
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Read `TEVATRON_*`; an unknown or malformed variable is a `ConfigError` that names it."""
@@ -111,7 +119,10 @@ class Settings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
-            name = f"{PREFIX}{'_'.join(str(part) for part in first['loc'][:1]).upper()}"
+            if not first["loc"]:
+                # About several settings at once: its input is all of them, secrets too.
+                raise ConfigError(first["msg"].removeprefix("Value error, ")) from error
+            name = f"{PREFIX}{str(first['loc'][0]).upper()}"
             raise ConfigError(
                 f"environment variable {name}: {first['msg']}, got {first.get('input')!r}"
             ) from error

@@ -96,6 +96,22 @@ def test_an_empty_and_a_missing_file(tmp_path):
         prepare_rows(tmp_path / "no.jsonl", tmp_path / "run", renderer=RENDERER, demands=TWO)
 
 
+def test_a_query_that_leaves_room_for_some_of_its_passages_only(tmp_path):
+    # The first character of the negative takes four tokens.
+    row = {
+        "query": "qqqqq",
+        "positive_passages": [{"text": "a"}],
+        "negative_passages": [{"text": "b"}, {"text": "\U0001f600"}],
+    }
+    for max_length, fits in ((63, False), (64, True)):
+        renderer = Renderer(get_template("tevatron"), tiny_tokenizer(), max_length=max_length)
+        if fits:
+            assert len(prepare(tmp_path, [row], renderer=renderer)) == 1
+        else:
+            with pytest.raises(FormatError, match=r"train\.jsonl:1: field 'query'"):
+                prepare(tmp_path, [row], renderer=renderer)
+
+
 def test_what_is_checked_already_is_not_read_again(tmp_path):
     prepare(tmp_path, [GOOD])
     mark = tmp_path / "run" / "data" / "rows.jsonl"

@@ -57,6 +57,10 @@ class ApiError(TevatronError):
 
 def _describe(status: int, problem: Mapping[str, JsonValue]) -> str:
     lines = [f"{problem.get('title', 'error')} ({status}): {problem.get('detail', '')}"]
+    if status == httpx.codes.UNAUTHORIZED:
+        lines.append(
+            "  TEVATRON_API_KEY holds the key; an operator makes one: tevatron keys create NAME"
+        )
     faults = problem.get("errors")
     for fault in faults if isinstance(faults, list) else []:
         if not isinstance(fault, dict):

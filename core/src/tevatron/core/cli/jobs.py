@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from tevatron.core.cli.client import Client
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
+JobId = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id or name of the job; of a name, the newest.")
+]
 
 
 def connect() -> Client:
@@ -66,7 +68,7 @@ def logs(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a job's events; with -f the exit status says whether it succeeded."""
+    """Write a job's events. With -f the exit status says whether it succeeded."""
     from tevatron.core.cli.follow import all_succeeded, describe
 
     with connect() as client:
@@ -80,10 +82,10 @@ def logs(
 
 
 def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of the jobs.")],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or names of the jobs.")],
     json: Json = False,
 ) -> None:
-    """Ask for the end of jobs; one that is over already is an error, the others are cancelled all the same."""
+    """Cancel jobs. One that cannot be cancelled is an error, the others are cancelled all the same."""
     from tevatron.core.cli import output  # rich is heavy
     from tevatron.core.errors import TevatronError
 
@@ -113,16 +115,24 @@ def results(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Table of all evaluations: systems against metrics, with deltas to the first stage."""
+    """Compare evaluations. Systems against metrics, with the change from what each reranked."""
     from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.errors import NotFoundError, unknown_name
 
     with connect() as client:
         found = client.evaluations(job_id=job)
         names = registered_names(client)
+        datasets = {entry.id: entry.name for entry in client.datasets()}
     if dataset is not None:
+        if dataset not in {*datasets, *datasets.values()}:
+            raise NotFoundError(unknown_name("dataset", dataset, datasets.values()))
         found = [
             entry for entry in found if dataset in (entry.dataset_id, names.get(entry.dataset_id))
         ]
+    known = {name for entry in found for name in entry.metrics}
+    for name in (metric or []) if found else []:
+        if name not in known:
+            raise NotFoundError(unknown_name("metric", name, known))
     if json:
         output.print_json(output.dump(found))
     elif not found:

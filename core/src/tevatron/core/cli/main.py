@@ -31,6 +31,7 @@ app.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_
 )
 app.add_typer(registry.models, name="models")
 app.add_typer(registry.datasets, name="datasets")
+app.add_typer(registry.checkpoints, name="checkpoints")
 app.add_typer(registry.keys, name="keys")
 
 
@@ -53,7 +54,7 @@ def up(
         bool, typer.Option("--allow-hub", help="Allow models by hub id and revision.")
     ] = False,
 ) -> None:
-    """Run the whole stack in the foreground: database, broker, API, dispatcher, workers, scorer host."""
+    """Run the whole stack in the foreground. Database, broker, API, dispatcher, workers, scorer host."""
     # Only this command starts processes; the others must not pay for the imports.
     from tevatron.core.cli.stack.command import run_stack
 
@@ -63,7 +64,7 @@ def up(
 
 @app.command()
 def migrate() -> None:
-    """Bring the schema of TEVATRON_DATABASE_URL, or of the running stack, up to this version."""
+    """Bring the database's schema up to this version. TEVATRON_DATABASE_URL, or the running stack's."""
     # SQLAlchemy and Alembic are heavy.
     from tevatron.core.cli.database import database_url
     from tevatron.core.store.session import migrate as migrate_schema

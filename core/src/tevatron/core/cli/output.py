@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -24,6 +24,8 @@ STATE_STYLES = {
     JobState.RUNNING: "cyan",
     JobState.STARTING: "cyan",
 }
+
+METRIC_KINDS = ("ndcg", "map", "mrr", "recall", "precision")
 
 Printed = TypeVar("Printed", bound=BaseModel)
 
@@ -97,8 +99,8 @@ def outcome(job: JobResource) -> str:
     if isinstance(metrics := job.result.get("metrics"), dict):
         return ", ".join(
             f"{name} {value:.4f}"
-            for name, value in list(metrics.items())[:2]
-            if isinstance(value, float)
+            for name in in_order(metrics)[:2]
+            if isinstance(value := metrics[name], float)
         )
     return str(job.result.get("checkpoint_id", ""))
 
@@ -127,14 +129,14 @@ def print_evaluations(
     for entry in reversed(evaluations):
         groups.setdefault((entry.dataset_id, entry.split), []).append(entry)
     for (dataset_id, split), entries in groups.items():
-        shown = list(metrics or dict.fromkeys(name for entry in entries for name in entry.metrics))
-        made = table("system", *shown)
-        made.title = Text(
+        shown = list(metrics or in_order(name for entry in entries for name in entry.metrics))
+        # No title of the table, which would be folded to the table's width.
+        typer.echo(
             f"{names.get(dataset_id, dataset_id)} ({split}, {entries[0].num_queries} queries)"
         )
-        made.title_justify = "left"
+        made = table("system", *shown)
         for entry in entries:
-            base = _first_stage_of(entry, entries)
+            base = _first_stage_metrics(entry)
             cells = [_cell(name, entry, base) for name in shown]
             _add(made, system_name(entry, names=names), *cells)
         print_table(made)
@@ -151,24 +153,28 @@ def system_name(entry: EvaluationResource, *, names: Mapping[str, str]) -> str:
     return f"{first} + {names.get(reranker, reranker) if reranker else 'scorer'}"
 
 
-def _first_stage_of(
-    entry: EvaluationResource, entries: Sequence[EvaluationResource]
-) -> EvaluationResource | None:
-    """Return the evaluation of the run that `entry` reranks, the latest one."""
-    if entry.rerank is None:
-        return None
-    same = [
-        other
-        for other in entries
-        if other.rerank is None and other.first_stage.get("kind") == entry.first_stage.get("kind")
-    ]
-    return same[-1] if same else None
+def in_order(metrics: Iterable[str]) -> list[str]:
+    """Return each metric once, nDCG first and by cut-off; Postgres does not keep an order."""
+
+    def place(metric: str) -> tuple[int, int, str]:
+        kind, _, cutoff = metric.partition("@")
+        known = METRIC_KINDS.index(kind) if kind in METRIC_KINDS else len(METRIC_KINDS)
+        return known, int(cutoff) if cutoff.isdecimal() else 0, metric
+
+    return sorted(set(metrics), key=place)
 
 
-def _cell(name: str, entry: EvaluationResource, base: EvaluationResource | None) -> str:
+def _first_stage_metrics(entry: EvaluationResource) -> Mapping[str, float]:
+    """Return the metrics of the very list that `entry` reranks; none where it reranks nothing."""
+    found = entry.first_stage.get("metrics") if entry.rerank is not None else None
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, float)}
+
+
+def _cell(name: str, entry: EvaluationResource, base: Mapping[str, float]) -> str:
     value = entry.metrics.get(name)
     if value is None:
         return "-"
-    if base is None or name not in base.metrics:
-        return f"{value:.4f}"
-    return f"{value:.4f} ({value - base.metrics[name]:+.4f})"
+    delta = f" ({value - base[name]:+.4f})" if name in base else ""
+    return f"{value:.4f}{delta}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 models = typer.Typer(help="Base models.", no_args_is_help=True)
 datasets = typer.Typer(help="Datasets.", no_args_is_help=True)
+checkpoints = typer.Typer(help="Published checkpoints.", no_args_is_help=True)
 keys = typer.Typer(help="API keys (made in the database, by an operator).", no_args_is_help=True)
 
 
@@ -113,6 +114,28 @@ def list_datasets(json: Json = False) -> None:
         for entry in found
     ]
     output.print_rows(rows, "dataset", "name", "kind", "state", "path")
+
+
+@checkpoints.command("list")
+def list_checkpoints(json: Json = False) -> None:
+    """List the published checkpoints, the newest first."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.checkpoints()
+    if json:
+        output.print_json(output.dump(found))
+        return
+    rows = [
+        {
+            "checkpoint": entry.id,
+            "name": entry.name or "-",
+            "base model": str(entry.contract.get("base_model", "-")),
+            "under TEVATRON_DATA": entry.path,
+        }
+        for entry in found
+    ]
+    output.print_rows(rows, "checkpoint", "name", "base model", "under TEVATRON_DATA")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 import yaml
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from tevatron.core.contracts.jobs import JobGroup, JobKind, JobSpec
 from tevatron.core.contracts.megatron import MegatronArguments
@@ -192,6 +194,25 @@ def explain(error: ValidationError, *, what: str) -> ConfigError:
     for fault in error.errors():
         # The union's tag is no part of what the user wrote.
         place = ".".join(str(part) for part in fault["loc"] if str(part) not in kinds)
-        given = "" if fault["type"] == "missing" else f", got {fault['input']!r:.100}"
-        lines.append(f"  {place or what}: {fault['msg']}{given}")
+        lines.append(f"  {place or what}: {_fault(fault, is_whole=not place)}")
     return ConfigError("\n".join([f"{what} is not right:", *lines]))
+
+
+def _fault(fault: ErrorDetails, *, is_whole: bool) -> str:
+    """Say what is wrong in the words of whoever wrote the file, not in pydantic's."""
+    loc = fault["loc"]
+    match fault["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden" if len(loc) > 1 and loc[-2] == "arguments":
+            known = [*TrainArguments.model_fields, *aliases()]
+            return unknown_name("training flag", str(loc[-1]), known)
+        case "extra_forbidden":
+            return "there is no such field"
+        case "union_tag_invalid":
+            found = fault["ctx"]
+            kinds = re.sub(r"<[^:]*: ('[^']*')>", r"\1", str(found["expected_tags"]))
+            return f"{found['discriminator']} is one of {kinds}, got '{found['tag']}'"
+        case _:
+            message = fault["msg"].removeprefix("Value error, ")
+            return message if is_whole else f"{message}, got {fault['input']!r:.100}"

@@ -57,7 +57,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     follow: Follow = False,
     json: Json = False,
 ) -> None:
-    """Train a reranker and publish its checkpoint; takes every training flag, such as --learning_rate 1e-4."""
+    """Train a reranker and publish its checkpoint. Takes every training flag, such as --learning_rate 1e-4."""
     from tevatron.core.cli import output, specs  # rich, yaml and pydantic are heavy
     from tevatron.core.contracts.jobs import JobKind
 
@@ -85,7 +85,7 @@ def submit_train(  # noqa: PLR0913  a command's options
 @app.command("export")
 def submit_export(
     file: File = None,
-    train: Annotated[str | None, typer.Option(help="Id of the train job.")] = None,
+    train: Annotated[str | None, typer.Option(help="The train job, by id or name.")] = None,
     step: Annotated[int | None, typer.Option(help="Saved step; the newest if left out.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Weights of the checkpoint.")] = None,
     form: Annotated[str | None, typer.Option(help="merged or adapter.")] = None,
@@ -164,7 +164,7 @@ def run(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Submit several jobs that may refer to one another ({from: name}), all or none."""
+    """Submit the jobs of a file. All or none; they may refer to one another ({from: name})."""
     from tevatron.core.cli import specs  # yaml and pydantic are heavy
 
     content = specs.read_run_file(file)

@@ -21,6 +21,9 @@ from tevatron.core.errors import FormatError
 _GZIP, _ZSTD, _BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
 _CHUNK_BYTES = 2**20
 MAX_LINE_BYTES = 64 * 2**20
+FREE_BYTES = 256 * 2**20
+MAX_RATIO = 200
+"""A file that unpacks to more than `FREE_BYTES` may have this many times its size; text has some 20 times at most."""
 
 JsonObject = dict[str, object]
 
@@ -62,10 +65,18 @@ class Line(NamedTuple):
 
 def read_lines(path: Path | str) -> Iterator[Line]:
     """Yield the lines that are not blank; bytes that are not UTF-8 or a broken archive are a `FormatError`."""
-    number = 0
+    number = total = 0
     try:
         with open_bytes(path) as stream:
+            limit = max(FREE_BYTES, MAX_RATIO * Path(path).stat().st_size)
             for number, raw in enumerate(_bounded(stream), start=1):
+                total += len(raw)
+                if total > limit:
+                    raise FormatError(
+                        f"the file unpacks to more than {MAX_RATIO} times its size",
+                        path=path,
+                        line=number,
+                    )
                 if len(raw) > MAX_LINE_BYTES:
                     raise FormatError(
                         f"the line is longer than {MAX_LINE_BYTES} bytes", path=path, line=number

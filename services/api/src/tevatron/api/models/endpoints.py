@@ -34,7 +34,7 @@ def register_model(
     path, sha256 = _checked_folder(body.path, context) if body.path is not None else (None, None)
     if body.hub_id is not None and not context.settings.allow_hub:
         raise ForbiddenError(
-            "hub_id: the operator does not allow the hub here (TEVATRON_ALLOW_HUB)"
+            "hub_id: the operator does not allow the hub here (TEVATRON_ALLOW_HUB, tevatron up --allow-hub)"
         )
     row = ModelRepository(session).create(
         body.name,

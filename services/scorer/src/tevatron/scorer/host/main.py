@@ -13,13 +13,13 @@ import time
 from urllib.parse import urlsplit
 
 import httpx
-from sqlalchemy.exc import OperationalError
 
 from tevatron.core.errors import ConfigError
 from tevatron.core.logging import configure_logging
 from tevatron.core.settings import Settings
 from tevatron.core.store.scorers import claim_next_scorer
 from tevatron.core.store.session import Sessions, check_schema, make_engine, make_sessions
+from tevatron.core.worker.context import TRANSIENT
 from tevatron.scorer.host.child import Bound
 from tevatron.scorer.host.slot import Place, Slot
 
@@ -62,7 +62,7 @@ class Host:
         try:
             self._claim(client)
             self._step_slots()
-        except OperationalError:
+        except TRANSIENT:
             # Children go on serving. Once the database is back, a beat tells which leases were lost meanwhile.
             logger.exception("the database does not answer")
             time.sleep(self._settings.poll_s)
@@ -101,7 +101,7 @@ class Host:
         while self._slots and time.monotonic() < deadline:
             try:
                 self._step_slots()
-            except OperationalError:
+            except TRANSIENT:
                 logger.exception("the database does not answer: the reaper gives the scorers back")
                 return
             time.sleep(_STEP_S)

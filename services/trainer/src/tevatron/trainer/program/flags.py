@@ -60,6 +60,27 @@ def parse(
     return _from_values(_split(argv), backend=backend, defaults=defaults or {})
 
 
+def help_text() -> str:
+    """Return what --help says."""
+    lines = [
+        "usage: python -m tevatron.reranker.driver.train --model_name_or_path DIR --dataset_path FILE --output_dir DIR [flags]",
+        "       python -m tevatron.reranker.driver.train CONFIG.json",
+        "",
+        "Train a reranker; the checkpoint lies in OUTPUT_DIR/export. A folder with saved states is gone on with.",
+        "",
+    ]
+    for name, field in TrainRun.model_fields.items():
+        if name in RUN_FLAGS and field.description:
+            lines += [f"  --{name}", f"      {field.description}"]
+    for name, field in TrainArguments.model_fields.items():
+        lines += [f"  --{name}  (default: {field.default})", f"      {field.description or ''}"]
+    lines += [
+        "",
+        "The reference's other spellings and flags of the Hugging Face Trainer are taken too.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _parse_json(path: Path, *, backend: Backend, defaults: Mapping[str, JsonValue]) -> Parsed:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

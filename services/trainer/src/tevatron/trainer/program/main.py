@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from pydantic import JsonValue
 
-from tevatron.core.errors import ConfigError, JobError
+from tevatron.core.errors import ConfigError, JobError, TevatronError
 from tevatron.core.logging import bound, configure_logging
 from tevatron.core.process import die_with_parent
 from tevatron.trainer.program.events import EventWriter
-from tevatron.trainer.program.flags import Backend, Parsed, parse
+from tevatron.trainer.program.flags import Backend, Parsed, help_text, parse
 from tevatron.trainer.program.settings import RankEnvironment
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,13 @@ def main(
     environment = RankEnvironment.read()
     if environment.attempt is not None:
         die_with_parent()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in words or "-h" in words:
+        sys.stdout.write(help_text())
+        return 0
     configure_logging("trainer")
     with bound(rank=environment.rank):
         try:
-            words = sys.argv[1:] if argv is None else argv
             parsed = parse(words, backend=backend, defaults=defaults)
         except ConfigError as error:
             logger.error("%s", error)
@@ -70,7 +73,11 @@ def _train(parsed: Parsed, environment: RankEnvironment) -> int:
         train_with(run, environment, events)
     except Exception as error:
         phase = error.phase if isinstance(error, JobError) else None
-        logger.exception("the run failed")
+        # A user's mistake says what, expected and got; where in our code it was found helps nobody.
+        if isinstance(error, TevatronError):
+            logger.error("%s", error)
+        else:
+            logger.exception("the run failed")
         events.failed(reason_of(error), str(error) or type(error).__name__, phase=phase)
         return FAILED
     return 0

@@ -23,6 +23,10 @@ DATA_NAME = "data"
 _ROWS, _OFFSETS, _SUMMARY = "rows.jsonl", "offsets.bin", "summary.json"
 
 
+_TIGHT = 64
+"""Tokens for a passage below which every passage of a row is tried: no character takes so many."""
+
+
 class Demands(NamedTuple):
     """What a row must offer to this run."""
 
@@ -135,8 +139,13 @@ def check_row(
             line=line,
             field="scores",
         )
-    passage = max(row.positives, key=lambda one: len(one.text))
     try:
-        renderer.render(Pair(query=row.query, title=passage.title, text=passage.text))
+        shortest = renderer.render(Pair(query=row.query, text="a"))
+        if renderer.max_length - len(shortest.ids) < _TIGHT:
+            # Whether anything is left of a passage depends on its first character, which may be several tokens.
+            passages = (*row.positives, *row.negatives)
+            renderer.render_all(
+                [Pair(query=row.query, title=p.title, text=p.text) for p in passages]
+            )
     except QueryTooLongError as error:
         raise FormatError(str(error), path=path, line=line, field="query") from error
