@@ -100,7 +100,7 @@ def test_dead_flags_warn_and_say_what_to_use(words, advice):
             r"must be one of sequence_classification, causal, got 'backbone'",
         ),
         (["--lerning_rate", "1"], r"unknown flag 'lerning_rate'.*Did you mean 'learning_rate'"),
-        (["--train_group_size", "0"], r"'train_group_size': .*greater than or equal to 1, got '0'"),
+        (["--train_group_size", "1"], r"'train_group_size': .*greater than or equal to 2, got '1'"),
         (["--packing", "perhaps"], r"--packing must be true or false, got 'perhaps'"),
         (["--seed", "1", "--seed", "2"], r"--seed is given twice"),
     ],

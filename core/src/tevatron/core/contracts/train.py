@@ -53,8 +53,8 @@ class TrainArguments(BaseModel):
     """`yes_no` scores with the language-model head, `seq_cls` with a new one-label head."""
 
     # The data
-    train_group_size: int = Field(default=8, ge=1, le=1024)
-    """Passages a query: one positive and this many minus one negatives."""
+    train_group_size: int = Field(default=8, ge=2, le=1024)
+    """Passages a query: one positive and this many minus one negatives; one alone has nothing to be compared with."""
     positive_passage_no_shuffle: bool = False
     """Always take the first positive."""
     negative_passage_no_shuffle: bool = False
