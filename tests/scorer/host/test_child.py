@@ -35,6 +35,12 @@ def test_the_environment_holds_no_secret_and_what_a_model_needs():
     }
 
 
+def test_the_hub_and_its_token_are_for_hosts_whose_operator_allows_it():
+    given = {"HF_TOKEN": "t", "HF_HUB_CACHE": "/cache"}
+    allowed = child_environment(given, token="mine", devices=None, allow_hub=True)
+    assert allowed == {**given, "TEVATRON_SCORER_TOKEN": "mine"}
+
+
 @pytest.mark.parametrize(("devices", "visible"), [("cpu", ""), ("1", "1")])
 def test_a_place_sees_its_own_device_only(devices, visible):
     environment = child_environment({"CUDA_VISIBLE_DEVICES": "0,1,2"}, token="t", devices=devices)

@@ -39,7 +39,9 @@ _PASSED = frozenset(
 )
 _PASSED_PREFIXES = (
     "CUDA_",
-    "HF_",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_",
     "LC_",
     "MKL_",
     "NCCL_",
@@ -48,6 +50,7 @@ _PASSED_PREFIXES = (
     "PYTORCH_",
     "TORCH_",
 )
+HUB_TOKEN = "HF_TOKEN"
 _LAST_LINES = 20
 SERVER = (sys.executable, "-P", "-m", "tevatron.scorer.server.main")
 """Command of the server; -P: a folder `tevatron` in the working directory must not hide ours."""
@@ -66,7 +69,14 @@ class Bound:
 class Child:
     """A running server. Made in the host's main thread: the child dies with the thread that starts it."""
 
-    def __init__(self, arguments: Sequence[str], *, bound: Bound, devices: str | None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        bound: Bound,
+        devices: str | None,
+        allow_hub: bool = False,
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         self.started_at = time.monotonic()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -83,7 +93,9 @@ class Child:
             self.local_url = f"http://127.0.0.1:{port}"
             self._process = subprocess.Popen(
                 guarded([*SERVER, *arguments, "--fd", str(listener.fileno())]),
-                env=child_environment(os.environ, token=self.token, devices=devices),
+                env=child_environment(
+                    os.environ, token=self.token, devices=devices, allow_hub=allow_hub
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -150,16 +162,22 @@ class Child:
 
 
 def child_environment(
-    environment: Mapping[str, str], *, token: str, devices: str | None
+    environment: Mapping[str, str], *, token: str, devices: str | None, allow_hub: bool = False
 ) -> dict[str, str]:
-    """Return what the child may know of `environment`, with its token and its device."""
+    """Return what the child may know of `environment`, with its token and its device.
+
+    Only where the operator allows the hub may it fetch a model from there, with the hub's own token.
+    """
     passed = {
         key: value
         for key, value in environment.items()
         if key in _PASSED or key.startswith(_PASSED_PREFIXES)
     }
     passed["TEVATRON_SCORER_TOKEN"] = token
-    passed["HF_HUB_OFFLINE"] = "1"
+    if not allow_hub:
+        passed["HF_HUB_OFFLINE"] = "1"
+    elif HUB_TOKEN in environment:
+        passed[HUB_TOKEN] = environment[HUB_TOKEN]
     if devices is not None:
         passed["CUDA_VISIBLE_DEVICES"] = "" if devices == "cpu" else devices
     return passed

@@ -131,7 +131,12 @@ class Slot:
     def _start(self) -> None:
         try:
             arguments = self._arguments()
-            self._child = Child(arguments, bound=self.place.bound, devices=self.place.devices)
+            self._child = Child(
+                arguments,
+                bound=self.place.bound,
+                devices=self.place.devices,
+                allow_hub=self._settings.allow_hub,
+            )
         except (TevatronError, OSError) as error:
             if isinstance(error, LeaseLostError):
                 raise
