@@ -41,7 +41,7 @@ test: lint types imports test-megatron pytest
 # Megatron under Python 3.12, in an environment of its own; skipped by name where there is no 3.12.
 test-megatron:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
-	@"$(PYTHON)" scripts/megatron.py $(MEGATRON_ARGS)
+	@"$(PYTHON)" scripts/megatron_tests.py $(MEGATRON_ARGS)
 
 pytest: install
 	@"$(BIN)/python" scripts/test.py $(ARGS)

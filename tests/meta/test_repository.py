@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_the_shared_namespace_has_no_init_files():
     assert [
         root / name for root in roots for name in shared if (root / name / "__init__.py").exists()
     ] == []
+
+
+def test_no_script_hides_a_package():
+    # Python puts a script's folder first on the path, so that a sibling of it would be imported instead.
+    packages = {*sys.stdlib_module_names, "megatron", "tevatron", *packages_distributions()}
+    assert packages & {path.stem for path in ROOT.glob("scripts/*.py")} - {"test"} == set()
 
 
 def test_the_readme_has_at_most_200_lines():
