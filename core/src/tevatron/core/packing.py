@@ -16,8 +16,8 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     """Place items into few bins of at most `max_tokens`, evenly filled; return their indices by bin.
 
     Best-fit decreasing finds how many bins are enough; longest-first onto the emptiest bin then levels them, and swaps
-    out of the fullest one level the rest, so that ranks and passes take alike long. An item longer than the budget gets a bin of its own. Every
-    index appears exactly once; equal input gives equal output.
+    out of the fullest one level the rest, so that ranks and passes take alike long. An item longer than the budget gets
+    a bin of its own. Every index appears exactly once; equal input gives equal output.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     long = [[index] for index in order if lengths[index] > max_tokens]
