@@ -1,15 +1,23 @@
 import gzip
+import random
+import tracemalloc
 
 import pytest
 
 from tevatron.core.errors import FormatError
-from tevatron.core.formats.ranklist import read_ranklist, write_ranklist
+from tevatron.core.formats.ranklist import RunSize, check_ranklist, read_ranklist, write_ranklist
 
 
 def _read(tmp_path, text):
     path = tmp_path / "run"
     path.write_text(text)
     return read_ranklist(path)
+
+
+def _check(tmp_path, text):
+    path = tmp_path / "run"
+    path.write_text(text)
+    return check_ranklist(path)
 
 
 def test_three_columns_with_tabs_or_blanks(tmp_path):
@@ -51,13 +59,37 @@ def test_an_empty_file_is_an_empty_run(tmp_path):
         ("q Q0 d 1 2.0", "got 5"),
         ("q d best", "run:2: field 'score': expected a number, got 'best'"),
         ("q d nan", "run:2: field 'score': expected a finite number, got nan"),
-        ("q Q0 d 1 -inf x", "run:2: field 'score': expected a finite number, got -inf"),
+        ("q d -inf", "run:2: field 'score': expected a finite number, got -inf"),
+        ("q\ta b c d\t2", "run:2: expected 3 columns .* as in the lines before, got 6"),
         ("q one 2", "run:2: field 'docid': document 'one' is given twice for query 'q'"),
     ],
 )
 def test_broken_lines_are_named(tmp_path, line, message):
-    with pytest.raises(FormatError, match=message):
-        _read(tmp_path, f"q one 1\n{line}\n")
+    for read in (_read, _check):
+        with pytest.raises(FormatError, match=message):
+            read(tmp_path, f"q one 1\n{line}\n")
+
+
+def test_a_document_given_twice_is_found_in_scattered_lines(tmp_path):
+    for read in (_read, _check):
+        with pytest.raises(
+            FormatError, match=r"run:3: .*document 'x' is given twice for query 'a'"
+        ):
+            read(tmp_path, "a x 1\nb x 1\na x 2\n")
+
+
+def test_a_run_is_checked_query_by_query(tmp_path):
+    lines = [f"q{query}\tdoc{doc}\t{doc}\n" for query in range(500) for doc in range(100)]
+    (tmp_path / "run").write_text("".join(lines))
+    tracemalloc.start()
+    size = check_ranklist(tmp_path / "run")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == RunSize(500, 50_000)
+    assert peak < 400_000
+    random.Random(1).shuffle(lines)
+    (tmp_path / "run").write_text("".join(lines))
+    assert check_ranklist(tmp_path / "run") == size
 
 
 @pytest.mark.parametrize("trec", [False, True])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tevatron.core.errors import FormatError
-from tevatron.core.formats.files import read_lines
-from tevatron.core.formats.ranklist import split_columns
+from tevatron.core.formats.ranklist import read_columns
 
 Qrels = dict[str, dict[str, int]]
 """Grades by query and document."""
@@ -15,17 +14,11 @@ Qrels = dict[str, dict[str, int]]
 def read_qrels(path: Path | str) -> Qrels:
     """Read judgments; a grade that is no whole number, or two grades of one document, are errors."""
     qrels: Qrels = {}
-    for number, text in read_lines(path):
-        columns = split_columns(text)
-        if len(columns) == 4:
-            query_id, _, docid, written = columns
-        elif len(columns) == 3:
-            if not qrels and columns[:2] == ["query-id", "corpus-id"]:
-                continue
-            query_id, docid, written = columns
-        else:
-            message = f"expected TREC's 4 columns or BEIR's 3 (query-id corpus-id score), got {len(columns)}"
-            raise FormatError(message, path=path, line=number)
+    forms = {4: "TREC's 4 columns", 3: "BEIR's 3 (query-id corpus-id score)"}
+    for number, columns in read_columns(path, forms=forms):
+        if not qrels and columns[:2] == ["query-id", "corpus-id"]:
+            continue
+        query_id, docid, written = columns[0], columns[-2], columns[-1]
         grade = _grade(written, path, number)
         grades = qrels.setdefault(query_id, {})
         if grades.setdefault(docid, grade) != grade:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tevatron.core.errors import FormatError
 from tevatron.core.formats.files import read_lines
@@ -24,18 +25,85 @@ def split_columns(text: str) -> list[str]:
     return [column.decode() for column in text.encode().split()]
 
 
+def can_be_column(text: str) -> bool:
+    """Say whether an id can stand in a run or in qrels, whose columns are parted by blanks or tabs."""
+    return split_columns(text) == [text]
+
+
+def read_columns(path: Path | str, *, forms: Mapping[int, str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield numbered lines as columns: as many as a form has, and in every line as many as in the first.
+
+    Args:
+        path: A file of lines.
+        forms: What each number of columns that is allowed is called.
+    """
+    # A blank within an id may make a line of one form look like one of another.
+    width = None
+    for number, text in read_lines(path):
+        columns = split_columns(text)
+        if len(columns) not in forms:
+            expected = " or ".join(forms.values())
+            raise FormatError(f"expected {expected}, got {len(columns)}", path=path, line=number)
+        width = width or len(columns)
+        if len(columns) != width:
+            message = f"expected {forms[width]} as in the lines before, got {len(columns)}"
+            raise FormatError(message, path=path, line=number)
+        yield number, columns
+
+
+class Row(NamedTuple):
+    """One line of a run, and its number from 1."""
+
+    line: int
+    query_id: str
+    docid: str
+    score: float
+
+
+class RunSize(NamedTuple):
+    """How much a run holds."""
+
+    queries: int
+    rows: int
+
+
 def read_ranklist(path: Path | str) -> Run:
     """Read a run, plain or compressed; a score that is no finite number or a document given twice is an error."""
     run: Run = {}
-    for number, text in read_lines(path):
-        columns = split_columns(text)
-        if len(columns) == 6:
-            query_id, _, docid, _, written, _ = columns
-        elif len(columns) == 3:
-            query_id, docid, written = columns
-        else:
-            message = f"expected 3 columns (query_id docid score) or TREC's 6, got {len(columns)}"
-            raise FormatError(message, path=path, line=number)
+    for row in _rows(path):
+        documents = run.setdefault(row.query_id, {})
+        if row.docid in documents:
+            raise _given_twice(row, path)
+        documents[row.docid] = row.score
+    return run
+
+
+def check_ranklist(path: Path | str) -> RunSize:
+    """Read a run as `read_ranklist` does, and keep only one query's documents where its lines stand together."""
+    queries: set[str] = set()
+    documents: set[str] = set()
+    query_id, num_rows = None, 0
+    for row in _rows(path):
+        if row.query_id != query_id:
+            if row.query_id in queries:
+                # Scattered: a document given twice may be anywhere.
+                run = read_ranklist(path)
+                return RunSize(len(run), sum(map(len, run.values())))
+            query_id = row.query_id
+            queries.add(query_id)
+            documents.clear()
+        if row.docid in documents:
+            raise _given_twice(row, path)
+        documents.add(row.docid)
+        num_rows += 1
+    return RunSize(len(queries), num_rows)
+
+
+def _rows(path: Path | str) -> Iterator[Row]:
+    for number, columns in read_columns(
+        path, forms={3: "3 columns (query_id docid score)", 6: "TREC's 6"}
+    ):
+        query_id, docid, written = columns if len(columns) == 3 else columns[:5:2]
         try:
             score = float(written)
         except ValueError:
@@ -46,12 +114,12 @@ def read_ranklist(path: Path | str) -> Run:
             raise FormatError(
                 f"expected a finite number, got {score}", path=path, line=number, field="score"
             )
-        documents = run.setdefault(query_id, {})
-        if docid in documents:
-            message = f"document '{docid}' is given twice for query '{query_id}'"
-            raise FormatError(message, path=path, line=number, field="docid")
-        documents[docid] = score
-    return run
+        yield Row(number, query_id, docid, score)
+
+
+def _given_twice(row: Row, path: Path | str) -> FormatError:
+    message = f"document '{row.docid}' is given twice for query '{row.query_id}'"
+    return FormatError(message, path=path, line=row.line, field="docid")
 
 
 def write_ranklist(
@@ -82,7 +150,7 @@ def write_ranklist(
 
 
 def _check_id(text: str, path: Path | str, field: str) -> None:
-    if split_columns(text) != [text]:
+    if not can_be_column(text):
         raise FormatError(
             f"an id cannot be empty or contain white space, got {text!r}", path=path, field=field
         )
