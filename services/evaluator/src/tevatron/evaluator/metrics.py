@@ -73,7 +73,6 @@ UNCUT = frozenset({"recip_rank", "Rprec"})
 """trec_eval's measures that take no cut-off."""
 TIES = "ties by docid descending, scores compared in float32 (trec_eval 9)"
 MISSING = "judged queries without results count 0 (trec_eval -c)"
-COMMON_VARIANT = f"relevant is grade 1 or higher; {MISSING}; {TIES}"
 VARIANTS: dict[MetricName, str] = {
     MetricName.NDCG: "trec_eval ndcg_cut.{k}: linear gain, log2 discount, ideal from all judged documents",
     MetricName.RECALL: "trec_eval recall.{k}: over all relevant documents, not capped at {k}",
@@ -87,6 +86,14 @@ VARIANTS: dict[MetricName, str] = {
 }
 UNGRADED = frozenset({MetricName.NDCG, MetricName.JUDGED})
 """Metrics that do not ask whether a document is relevant."""
+
+
+def common_variant(relevance_level: int) -> str:
+    """Say what all metrics share."""
+    return f"relevant is grade {relevance_level} or higher; {MISSING}; {TIES}"
+
+
+COMMON_VARIANT = common_variant(1)
 
 
 def variant(metric: Metric, *, relevance_level: int = 1) -> str:

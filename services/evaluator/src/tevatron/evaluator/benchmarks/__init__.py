@@ -15,10 +15,15 @@ from tevatron.evaluator.benchmarks.base import (
     prepare_run,
 )
 from tevatron.evaluator.benchmarks.beir15 import BEIR15
+from tevatron.evaluator.benchmarks.bright import BRIGHT
+from tevatron.evaluator.benchmarks.mteb import MTEB_RERANKING, MTEB_RETRIEVAL
 from tevatron.evaluator.benchmarks.sources import load_excluded, load_qrels
 from tevatron.evaluator.benchmarks.trec_dl import DL19, DL20
 
-BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (BEIR15, DL19, DL20)}
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (BEIR15, DL19, DL20, BRIGHT, MTEB_RERANKING, MTEB_RETRIEVAL)
+}
 
 __all__ = [
     "BENCHMARKS",
