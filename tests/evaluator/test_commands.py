@@ -111,7 +111,11 @@ def test_documents_with_the_querys_id_are_removed_when_asked(files):
             [],
             "run.txt:3: field 'docid': document 'a' is given twice for query 'q1'",
         ),
-        ("q1 a nan\n", [], "run.txt:1: field 'score': expected a finite number, got nan"),
+        (
+            "q1 a nan\n",
+            [],
+            "run.txt:1: field 'score': the score of document 'a' of query 'q1' is NaN",
+        ),
         (
             "q1.0 a 1\n",
             [],
