@@ -36,6 +36,15 @@ def test_compressed_files(folder):
     assert beir.qrels("train") == {"q1": {"d1": 1}}
 
 
+def test_judgments_as_json_lines(folder):
+    (folder / "qrels" / "dev.v2.jsonl").write_text(
+        '{"query-id": "q1", "corpus-id": "d1", "score": 2}\n'
+    )
+    beir = BeirFolder(folder)
+    assert beir.splits() == ["dev.v2", "test"]
+    assert beir.qrels("dev.v2") == {"q1": {"d1": 2}}
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
 def test_a_missing_part_is_named(folder, name):
     (folder / name).unlink()

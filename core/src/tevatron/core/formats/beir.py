@@ -1,4 +1,4 @@
-"""A BEIR folder: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain, .gz or .zst."""
+"""A BEIR folder: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or .jsonl), each plain, .gz or .zst."""
 
 from __future__ import annotations
 
@@ -78,16 +78,22 @@ class BeirFolder:
 
     def splits(self) -> list[str]:
         """Return the names of the splits that have judgments."""
-        names = [path.name for path in (self.path / "qrels").glob("*.tsv*") if path.is_file()]
-        return sorted(
-            {name.partition(".tsv")[0] for name in names if name.partition(".tsv")[2] in _ENDINGS}
-        )
+        return sorted(self._qrels_names())
+
+    def _qrels_names(self) -> dict[str, str]:
+        """Return the split of each file of judgments, and its name without `.gz` and `.zst`."""
+        names = (path.name for path in (self.path / "qrels").glob("*") if path.is_file())
+        plain = (name.removesuffix(".gz").removesuffix(".zst") for name in names)
+        return {
+            name.rpartition(".")[0]: name for name in plain if name.endswith((".tsv", ".jsonl"))
+        }
 
     def qrels(self, split: str) -> Qrels:
         """Return the judgments of a split; an unknown one is an error that lists them."""
-        if split not in self.splits():
-            raise InputError(f"{self.path}: {unknown_name('split', split, self.splits())}")
-        path = self._find(f"qrels/{split}.tsv")
+        names = self._qrels_names()
+        if split not in names:
+            raise InputError(f"{self.path}: {unknown_name('split', split, names)}")
+        path = self._find(f"qrels/{names[split]}")
         qrels = read_qrels(path)
         if not qrels:
             raise FormatError("expected judgments, got none", path=path)
