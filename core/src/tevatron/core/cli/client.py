@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 import httpx
 from pydantic import JsonValue, TypeAdapter
 
-from tevatron.core.contracts.jobs import FINAL_STATES, JobEvent, JobGroup, JobSpec
+from tevatron.core.contracts.jobs import JobEvent, JobGroup, JobSpec
 from tevatron.core.contracts.resources import (
     CheckpointResource,
     DatasetRequest,
@@ -163,16 +163,25 @@ class Client:
                 return found
             after = found[-1].seq
 
-    def follow(self, job_id: str, *, after: int = 0, poll_s: float = POLL_S) -> Iterator[JobEvent]:
-        """Yield events as they come, until the job is over."""
+    def follow(self, job_id: str) -> Iterator[JobEvent]:
+        """Yield events as they come, until the job is over; a stream that breaks off is taken up again."""
+        headers = {"Accept": "text/event-stream"}
+        path = f"/v1/jobs/{job_id}/events"
         while True:
-            over = self.job(job_id).state in FINAL_STATES
-            for event in self.events(job_id, after=after):
-                after = event.seq
-                yield event
-            if over:
-                return
-            time.sleep(poll_s)
+            # Raises where there is no such job, or where the API does not come back.
+            self.job(job_id)
+            try:
+                with self._http.stream("GET", path, headers=headers) as answer:
+                    for event in _streamed(answer):
+                        headers["Last-Event-ID"] = str(event.seq)
+                        yield event
+                        if event.ends_job:
+                            return
+                if answer.status_code == httpx.codes.NO_CONTENT:
+                    return
+            except httpx.TransportError:
+                pass  # asked again below, from the last event on
+            time.sleep(POLL_S)
 
     # What jobs use and make
 
@@ -253,6 +262,17 @@ class Client:
                 wait_s = _retry_after(answer, default=wait_s)
             time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _streamed(answer: httpx.Response) -> Iterator[JobEvent]:
+    """Yield the events of a stream: each is one `data:` line, and what else is sent says nothing more."""
+    if not answer.is_success:
+        answer.read()
+        _content(answer)
+    for line in answer.iter_lines():
+        field, _, content = line.partition(":")
+        if field == "data":
+            yield _event.validate_json(content)
 
 
 def _content(answer: httpx.Response) -> dict[str, JsonValue]:

@@ -216,6 +216,11 @@ class JobEvent(BaseModel):
     type: EventType
     data: dict[str, JsonValue]
 
+    @property
+    def ends_job(self) -> bool:
+        """Whether nothing can follow."""
+        return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
+
 
 def job_sources(spec: TrainJob | ExportJob | EvalJob) -> set[str]:
     """Return the names of the jobs whose output `spec` uses."""

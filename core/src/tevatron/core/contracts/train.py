@@ -147,7 +147,7 @@ class TrainArguments(BaseModel):
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights of the published checkpoint; the training dtype when unset."""
     logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
-    """Write an event every this many steps."""
+    """Write an event every this many steps, and at the last one."""
 
     megatron: MegatronArguments = Field(default_factory=MegatronArguments)
     """What only the megatron backend has; the hf backend refuses anything but the defaults."""
