@@ -61,7 +61,7 @@ class JobResource(Resource):
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
     result: dict[str, JsonValue] | None
-    """Of a succeeded job: checkpoint_id (train, export), evaluation_id and metrics (eval), ..."""
+    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), ..."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

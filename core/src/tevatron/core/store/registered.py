@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from tevatron.core.errors import ConfigError, ConflictError, NotFoundError
 from tevatron.core.ids import new_id
 from tevatron.core.store.models import Dataset, DatasetKind, DatasetState, Model
-from tevatron.core.store.repository import Repository, owned_by
+from tevatron.core.store.repository import KeyScope, Repository, owned_by
 
 Registered = TypeVar("Registered", Model, Dataset)
 
@@ -127,7 +127,7 @@ class DatasetRepository(_RegisteredRepository[Dataset]):
             raise ConflictError(f"dataset '{dataset_id}' has its content already; register another")
         return dataset
 
-    def get_of_kind(self, ref: str, kind: DatasetKind, *, key_id: str | None) -> Dataset:
+    def get_of_kind(self, ref: str, kind: DatasetKind, *, key_id: KeyScope) -> Dataset:
         """Return the dataset, which must be of this kind."""
         dataset = self.get(ref, key_id=key_id)
         if dataset.kind is not kind:
