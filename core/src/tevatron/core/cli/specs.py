@@ -51,7 +51,7 @@ def read_yaml(path: Path) -> dict[str, JsonValue]:
 def make_spec(content: Mapping[str, JsonValue], *, what: str) -> JobSpec:
     """Check one job spec."""
     try:
-        return _spec.validate_python(dict(content))
+        return _spec.validate_python(dict(content), strict=False)
     except ValidationError as error:
         raise explain(error, what=what) from error
 
@@ -101,7 +101,7 @@ def _with_path(entry: JsonValue, folder: Path) -> dict[str, JsonValue]:
 
 def _check(model: type[Model], content: object, *, what: str) -> Model:
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, strict=False)
     except ValidationError as error:
         raise explain(error, what=what) from error
 

@@ -161,7 +161,7 @@ class DatasetRequest(Spec):
     """Register a dataset: without a path its content is uploaded next."""
 
     name: Name
-    kind: DatasetKind
+    kind: DatasetKind = Field(strict=False)
     path: str | None = Field(default=None, min_length=1, max_length=4096)
     """Absolute path under a configured root: a file, or a folder of kind beir."""
 
