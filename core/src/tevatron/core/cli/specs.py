@@ -115,9 +115,27 @@ def model_request(
     return _check(ModelRequest, content, what="model")
 
 
-def dataset_request(name: str, *, path: Path, kind: str) -> DatasetRequest:
+def dataset_request(
+    name: str,
+    *,
+    kind: str,
+    path: Path | None = None,
+    hub_id: str | None = None,
+    revision: str | None = None,
+    file: str | None = None,
+) -> DatasetRequest:
     """Return the registration of a dataset."""
-    content = {"name": name, "path": str(path.expanduser().absolute()), "kind": kind}
+    if path is None and hub_id is None:
+        raise ConfigError("a dataset is registered here by a path or by --hub-id, got neither")
+    absolute = None if path is None else str(path.expanduser().absolute())
+    content = {
+        "name": name,
+        "kind": kind,
+        "path": absolute,
+        "hub_id": hub_id,
+        "revision": revision,
+        "file": file,
+    }
     return _check(DatasetRequest, content, what="dataset")
 
 
