@@ -1,4 +1,4 @@
-"""A small hub: the routes of huggingface.co that `huggingface_hub` calls to read a repository, over real HTTP.
+"""A small hub: the routes of the Hugging Face hub that `huggingface_hub` calls to read a repository, over real HTTP.
 
 Written from what the library sends and expects; it holds repositories with one commit and names for it.
 """

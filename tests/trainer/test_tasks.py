@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 from sqlalchemy import select
+from tests.support.hub import Hub, ask_at
 from tests.support.processes import wait_for
 
 from tevatron.core.contracts.checkpoint import CheckpointContract
@@ -418,6 +419,25 @@ def test_a_model_without_a_tokenizer_is_found_before_a_rank_starts(bench: Bench)
     job = bench.job(job_id)
     assert (job.state, job.reason, job.phase) == (JobState.FAILED, "model_error", "preparing")
     assert "has no tokenizer" in str(job.message)
+
+
+def test_a_model_of_the_hub_is_fetched_before_a_rank_starts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub = Hub()
+    ask_at(hub.url, monkeypatch, tmp_path / "cache")
+    hub.add("models", "owner/tiny", bench.settings.data / "models" / "tiny", tag="v1")
+    with bench.sessions.begin() as session:
+        ModelRepository(session).create(
+            "fetched", key_id=None, hub_id="owner/tiny", hub_revision="v1"
+        )
+    job_id = bench.submit(TrainJob(model="fetched", dataset="train"))
+    assert bench.work()
+    hub.close()
+    assert bench.job(job_id).state == JobState.SUCCEEDED, bench.job(job_id).message
+    config = json.loads((bench.run(job_id) / "config.json").read_text())
+    assert config["model_name_or_path"].startswith(str(tmp_path / "cache"))
+    assert config["base_model"] == "owner/tiny"
 
 
 def test_more_ranks_than_devices_are_refused(bench: Bench) -> None:
