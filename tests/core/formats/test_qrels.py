@@ -23,15 +23,25 @@ def test_the_same_grade_twice_is_one_judgment(tmp_path):
     assert _read(tmp_path, "q 0 d 1\nq 0 d 1\n") == {"q": {"d": 1}}
 
 
+def test_a_header_is_taken_on_top_only(tmp_path):
+    with pytest.raises(FormatError, match=r"qrels:2: .*expected a whole number, got 'score'"):
+        _read(tmp_path, "q d 1\nquery-id corpus-id score\n")
+
+
+def test_an_id_with_a_blank_is_not_read_as_another_judgment(tmp_path):
+    with pytest.raises(FormatError, match=r"qrels:2: expected BEIR's 3 .* as in the lines before"):
+        _read(tmp_path, "query-id\tcorpus-id\tscore\nq 1\td1\t1\n")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("q d", "qrels:2: expected TREC's 4 columns or BEIR's 3"),
-        ("q 0 x 1.5", "qrels:2: field 'score': expected a whole number, got '1.5'"),
         (
-            "query-id corpus-id score",
-            "qrels:2: field 'score': expected a whole number, got 'score'",
+            "q d",
+            r"qrels:2: expected TREC's 4 columns or BEIR's 3 \(query-id corpus-id score\), got 2",
         ),
+        ("q d 1", "qrels:2: expected TREC's 4 columns as in the lines before, got 3"),
+        ("q 0 x 1.5", "qrels:2: field 'score': expected a whole number, got '1.5'"),
         ("q 0 d 2", "qrels:2: field 'score': document 'd' of query 'q' has two grades, 1 and 2"),
     ],
 )

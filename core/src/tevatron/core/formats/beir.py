@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tevatron.core.errors import FormatError, InputError, unknown_name
-from tevatron.core.formats.files import read_json_lines
+from tevatron.core.formats.files import Record, read_json_lines
 from tevatron.core.formats.qrels import Qrels, read_qrels
+from tevatron.core.formats.ranklist import can_be_column
 
 _ENDINGS = ("", ".gz", ".zst")
 
@@ -19,6 +20,17 @@ class Document(NamedTuple):
     docid: str
     title: str
     text: str
+
+
+def _identifier(record: Record) -> str:
+    """Return the id of a document or query, which must fit into the qrels and into a run."""
+    text = record.identifier("_id")
+    if not can_be_column(text):
+        record.fail(
+            f"an id cannot contain white space, which parts the columns of qrels and runs, got {text!r}",
+            "_id",
+        )
+    return text
 
 
 class BeirFolder:
@@ -48,7 +60,7 @@ class BeirFolder:
         """Yield the documents in the file's order; empty ones too, an id given twice is an error."""
         seen: set[str] = set()
         for record in read_json_lines(self._corpus):
-            docid = record.identifier("_id")
+            docid = _identifier(record)
             if docid in seen:
                 record.fail(f"document '{docid}' is given twice", "_id")
             seen.add(docid)
@@ -58,7 +70,7 @@ class BeirFolder:
         """Return the text of every query of the folder by id, those of all splits."""
         queries: dict[str, str] = {}
         for record in read_json_lines(self._queries):
-            query_id = record.identifier("_id")
+            query_id = _identifier(record)
             if query_id in queries:
                 record.fail(f"query '{query_id}' is given twice", "_id")
             queries[query_id] = record.text("text")

@@ -14,6 +14,7 @@ from tevatron.core.formats.ranklist import split_columns
 Qrels = dict[str, dict[str, int]]
 """Grades by query and document."""
 
+_FORMS = {4: "TREC's 4 columns", 3: "BEIR's 3 (query-id corpus-id score)"}
 _HEADER = ["query-id", "corpus-id"]
 
 
@@ -42,19 +43,19 @@ def read_qrels(path: Path | str) -> Qrels:
 
 
 def _from_columns(path: Path | str) -> Iterator[_Judgment]:
-    is_first = True
+    width = None
     for number, text in read_lines(path):
         columns = split_columns(text)
-        if len(columns) == 4:
-            query_id, _, docid, written = columns
-        elif len(columns) == 3:
-            query_id, docid, written = columns
-        else:
-            message = f"expected TREC's 4 columns or BEIR's 3 (query-id corpus-id score), got {len(columns)}"
+        expected = " or ".join(_FORMS.values())
+        if width is not None and len(columns) in _FORMS:
+            # A blank within an id makes a line of one form look like one of another.
+            expected = f"{_FORMS[width]} as in the lines before"
+        if len(columns) not in _FORMS or len(columns) != (width or len(columns)):
+            message = f"expected {expected}, got {len(columns)}"
             raise FormatError(message, path=path, line=number)
-        if not (is_first and columns[:2] == _HEADER):
-            yield _Judgment(number, query_id, docid, written)
-        is_first = False
+        if width is not None or columns[:2] != _HEADER:
+            yield _Judgment(number, columns[0], columns[-2], columns[-1])
+        width = len(columns)
 
 
 def _from_json(path: Path | str) -> Iterator[_Judgment]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tevatron.core.errors import FormatError
 from tevatron.core.formats.files import read_blocks
@@ -24,45 +25,90 @@ def split_columns(text: str) -> list[str]:
     return [column.decode() for column in text.encode().split()]
 
 
+def can_be_column(text: str) -> bool:
+    """Say whether an id can stand in a run or in qrels, whose columns are parted by blanks or tabs."""
+    return split_columns(text) == [text]
+
+
+class RunSize(NamedTuple):
+    """How much a run holds."""
+
+    queries: int
+    rows: int
+
+
 def read_ranklist(path: Path | str) -> Run:
     """Read a run, plain or compressed.
 
     Raises:
-        FormatError: A line has other columns than these, or a score that is no number; a document is given twice for a
-            query; or the third of 3 columns counts 1, 2, 3, ... as MS MARCO's runs do, which hold ranks and no scores.
+        FormatError: A line has other columns than these, or not as many as the first one; a score that is no number; a
+            document is given twice for a query; or the third of 3 columns counts 1, 2, 3, ... as MS MARCO's runs do,
+            which hold ranks and no scores.
     """
     run: Run = {}
-    has_scores_only, last = True, None
+    counts = [_counts_up(documents, width) for _, documents, width in _stretches(path, run)]
+    _refuse_ranks(counts, path)
+    return run
+
+
+def check_ranklist(path: Path | str) -> RunSize:
+    """Read a run as `read_ranklist` does, and keep only one query's documents where its lines stand together."""
+    kept: Run = {}
+    counts: dict[str, bool | None] = {}
+    num_rows = 0
+    for query_id, documents, width in _stretches(path, kept):
+        if query_id in counts:
+            # Scattered: a document given twice may be anywhere.
+            run = read_ranklist(path)
+            return RunSize(len(run), sum(map(len, run.values())))
+        counts[query_id] = _counts_up(documents, width)
+        num_rows += len(documents)
+        del kept[query_id]
+    _refuse_ranks(counts.values(), path)
+    return RunSize(len(counts), num_rows)
+
+
+def _stretches(path: Path | str, run: Run) -> Iterator[tuple[str, dict[str, float], int]]:
+    """Read lines into `run`; at the end of each stretch of one query yield it, its documents and the line's columns."""
+    width, last = -1, None
     documents: dict[str, float] = {}
     for block in read_blocks(path):
         # Runs have millions of lines: no call and no object a line that is not needed.
         split = str.split if block.is_ascii else split_columns
         for number, text in enumerate(block.lines, start=block.number):
             columns = split(text)
-            if len(columns) >= 6:
-                # trec_eval takes all that is left as the tag, which may have blanks in it.
+            # trec_eval takes all that is left of a line as the tag, which may have blanks in it.
+            columns_6 = len(columns) if len(columns) < 6 else 6
+            if columns_6 != width:
+                if not columns:
+                    continue
+                _check_width(len(columns), width, path, number)
+                width = columns_6
+            if width == 6:
                 query_id, docid, written = columns[0], columns[2], columns[4]
-                has_scores_only = False
-            elif len(columns) == 3:
-                query_id, docid, written = columns
-            elif not columns:
-                continue
             else:
-                message = (
-                    f"expected 3 columns (query_id docid score) or TREC's 6, got {len(columns)}"
-                )
-                raise FormatError(message, path=path, line=number)
+                query_id, docid, written = columns
             if query_id != last:
+                if last is not None:
+                    yield last, documents, width
                 documents = run.setdefault(query_id, {})
                 last = query_id
             score = _number(written)
             if score != score or docid in documents:
                 raise _fault(columns, written, path, number)
             documents[docid] = score
-    if has_scores_only and _holds_ranks(run):
-        message = "the third column counts 1, 2, 3, ... in each query: expected scores, got ranks (MS MARCO's form?)"
-        raise FormatError(message, path=path, field="score")
-    return run
+    if last is not None:
+        yield last, documents, width
+
+
+def _check_width(width: int, first: int, path: Path | str, number: int) -> None:
+    expected = "3 columns (query_id docid score) or TREC's 6"
+    is_form = width == 3 or width >= 6
+    if first > 0 and is_form:
+        # A blank within an id makes a line of one form look like one of another.
+        expected = f"{first} columns as in the lines before"
+    if first > 0 or not is_form:
+        raise FormatError(f"expected {expected}, got {width}", path=path, line=number)
 
 
 def _number(written: str) -> float:
@@ -85,12 +131,19 @@ def _fault(columns: list[str], written: str, path: Path | str, number: int) -> F
     return FormatError(message, path=path, line=number, field="docid")
 
 
-def _holds_ranks(run: Run) -> bool:
-    """Say whether every query's scores count up from 1, and one of them to 3 at least."""
-    return any(len(documents) > 2 for documents in run.values()) and all(
-        all(score == rank for rank, score in enumerate(documents.values(), start=1))
-        for documents in run.values()
+def _counts_up(documents: Mapping[str, float], width: int) -> bool | None:
+    """Say whether the third of 3 columns counts 1, 2, 3, ...; None where there are too few to tell."""
+    counts = width == 3 and all(
+        score == rank for rank, score in enumerate(documents.values(), start=1)
     )
+    return None if counts and len(documents) < 3 else counts
+
+
+def _refuse_ranks(counts: Iterable[bool | None], path: Path | str) -> None:
+    found = set(counts)
+    if True in found and False not in found:
+        message = "the third column counts 1, 2, 3, ... in each query: expected scores, got ranks (MS MARCO's form?)"
+        raise FormatError(message, path=path, field="score")
 
 
 def write_ranklist(
@@ -121,7 +174,7 @@ def write_ranklist(
 
 
 def _check_id(text: str, path: Path | str, field: str) -> None:
-    if split_columns(text) != [text]:
+    if not can_be_column(text):
         raise FormatError(
             f"an id cannot be empty or contain white space, got {text!r}", path=path, field=field
         )

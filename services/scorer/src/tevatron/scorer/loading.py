@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from tevatron.core.contracts.checkpoint import (
+    CONTRACT_NAME,
     CheckpointContract,
     Dtype,
     check_head,
@@ -23,6 +24,7 @@ from tevatron.core.contracts.probes import renderable_probes
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError, ContractError
+from tevatron.core.formats.files import sha256_file
 from tevatron.core.hub import model_folder
 from tevatron.core.nn.loading import load_tokenizer
 from tevatron.core.prompts import Renderer, get_template
@@ -55,10 +57,15 @@ def load(options: ServeOptions) -> Served:
         difference = _prove(engine, contract)
     else:
         _try_out(engine, built)
+    info = _describe(options, built, engine, head, difference)
+    if contract is not None:
+        info = info.model_copy(
+            update={"contract_sha256": sha256_file(options.model / CONTRACT_NAME)}
+        )
     return Served(
         engine=engine,
         renderer=built,
-        info=_describe(options, built, engine, head, difference),
+        info=info,
         max_batch_tokens=options.max_batch_tokens,
     )
 
