@@ -31,8 +31,8 @@ from tevatron.evaluator.metrics import (
     parse_metric,
 )
 from tevatron.evaluator.overlap import check_overlap
+from tevatron.evaluator.rendering import markdown
 from tevatron.evaluator.results import as_json, write_results
-from tevatron.evaluator.tables import markdown
 
 DEFAULT_K_VALUES = (10, 100, 200, 1000)
 DEFAULT_BENCHMARK = "beir15"
