@@ -19,7 +19,8 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 class Spec(BaseModel):
     """Base of everything that a user sends: unknown fields are refused, and "8" is no number.
 
-    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`.
+    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`. A field that holds an enum
+    says `Field(strict=False)` itself: JSON has its value only.
     """
 
     model_config = ConfigDict(
