@@ -16,6 +16,12 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 """The id or the name of something registered."""
 
 
+METRIC_PATTERN = (
+    r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
+)
+"""Metrics that an evaluation may have; the evaluator's registry of them is the same."""
+
+
 class Spec(BaseModel):
     """Base of everything that a user sends: unknown fields are refused, and "8" is no number.
 
@@ -176,9 +182,7 @@ class EvalJob(Spec):
         default_factory=Bm25
     )
     rerank: Rerank | None = None
-    metrics: list[
-        Annotated[str, Field(pattern=r"^(ndcg|recall|map|mrr|precision)@[1-9][0-9]{0,4}$")]
-    ] = Field(
+    metrics: list[Annotated[str, Field(pattern=METRIC_PATTERN)]] = Field(
         default_factory=lambda: ["ndcg@10", "recall@10", "recall@100", "map@100", "mrr@10"],
         min_length=1,
         max_length=50,
