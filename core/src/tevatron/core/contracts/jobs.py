@@ -16,6 +16,10 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 """The id or the name of something registered."""
 
 
+EngineName = Literal["hf", "vllm"]
+"""Engines that scorer hosts may have."""
+
+
 class Spec(BaseModel):
     """Base of everything that a user sends: unknown fields are refused."""
 
@@ -145,7 +149,8 @@ class Rerank(Spec):
     """A registered model without a contract; needs prompt_template."""
     scorers: list[Ref] | None = Field(default=None, min_length=1, max_length=64)
     """Scorers that are there already."""
-    engine: Literal["hf"] = "hf"
+    engine: EngineName = "hf"
+    """A host that has this engine serves the scorer."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Arithmetic of the scorer; the checkpoint's own when unset."""
     prompt_template: str | None = None

@@ -52,8 +52,8 @@ _PASSED_PREFIXES = (
 )
 HUB_TOKEN = "HF_TOKEN"
 _LAST_LINES = 20
-SERVER = (sys.executable, "-P", "-m", "tevatron.scorer.server.main")
-"""Command of the server; -P: a folder `tevatron` in the working directory must not hide ours."""
+SERVER = ("-P", "-m", "tevatron.scorer.server.main")
+"""The server, to the interpreter; -P: a folder `tevatron` in the working directory must not hide ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ class Child:
         *,
         bound: Bound,
         devices: str | None,
+        python: str = sys.executable,
         allow_hub: bool = False,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -92,7 +93,7 @@ class Child:
             self.url = f"http://{shown}:{port}"
             self.local_url = f"http://127.0.0.1:{port}"
             self._process = subprocess.Popen(
-                guarded([*SERVER, *arguments, "--fd", str(listener.fileno())]),
+                guarded([python, *SERVER, *arguments, "--fd", str(listener.fileno())]),
                 env=child_environment(
                     os.environ, token=self.token, devices=devices, allow_hub=allow_hub
                 ),
