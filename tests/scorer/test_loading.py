@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 
@@ -110,6 +111,8 @@ def test_scores_are_transformers_own_logits(folder):
     ids = [served.renderer.render(pair).ids for pair in PAIRS]
     assert served.engine.score(ids) == pytest.approx([own(pair) for pair in PAIRS], abs=1e-4)
     assert served.info.max_probe_difference < 1e-4
+    contract = (folder / "reranker.json").read_bytes()
+    assert served.info.contract_sha256 == hashlib.sha256(contract).hexdigest()
     assert (served.info.prompt_template, served.info.max_length) == ("tevatron", MAX_LENGTH)
     assert (served.info.head, served.info.dtype, served.info.backend) == ("yes_no", "float32", "hf")
 
@@ -121,6 +124,7 @@ def test_a_plain_folder_needs_a_template(plain):
         _load(plain)
     served = _load(plain, prompt_template="tevatron", max_length=200)
     assert served.info.max_probe_difference is None
+    assert served.info.contract_sha256 is None
     assert served.renderer.max_length == 200
 
 

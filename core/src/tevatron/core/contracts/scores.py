@@ -74,6 +74,8 @@ class ScorerInfo(Spec):
     no_id: int | None
     max_length: int
     dtype: str
+    contract_sha256: str | None = None
+    """Of the reranker.json that it is proved to keep; null without one."""
     max_probe_difference: float | None
     """Largest score difference over the contract's probes; null without a contract."""
     probe_tolerance: float | None = None

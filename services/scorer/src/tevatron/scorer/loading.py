@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tevatron.core.contracts.checkpoint import (
+    CONTRACT_NAME,
     CheckpointContract,
     Dtype,
     check_head,
@@ -25,6 +26,7 @@ from tevatron.core.contracts.probes import renderable_probes
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError, ContractError
+from tevatron.core.formats.files import sha256_file
 from tevatron.core.hub import model_folder
 from tevatron.core.nn.loading import ADAPTER_FILE, CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
 from tevatron.core.prompts import Renderer, get_template
@@ -70,6 +72,9 @@ def load(options: ServeOptions) -> Served:
         no_id=ids.no if ids else None,
         max_length=built.max_length,
         dtype=about.dtype,
+        contract_sha256=(
+            None if contract is None else sha256_file(folders.contract / CONTRACT_NAME)
+        ),
         max_probe_difference=difference,
         probe_tolerance=tolerance,
         versions={**about.versions, "device": about.device},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -79,7 +80,8 @@ def _compile(model: PreTrainedModel) -> None:
             f"--compile: model_type '{model.config.model_type}' has no decoder layers that can be compiled"
         )
     # The lengths of a pass are plain numbers, and compiled code would be made anew for each pass.
-    AttentionInterface.register(_UNCOMPILED, torch.compiler.disable(packed_attention))
+    uncompiled = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(_UNCOMPILED, uncompiled)
     model.set_attn_implementation(_UNCOMPILED)
     for layer in layers:
         layer.compile(dynamic=True)
@@ -107,7 +109,8 @@ def _with_adapter(
         config.inference_mode = True
         config.base_model_name_or_path = base.name_or_path  # PEFT warns of any other
         adapted = get_peft_model(base, config)
-        loaded = set_peft_model_state_dict(adapted, load_peft_weights(str(adapter), device="cpu"))
+        weights = load_peft_weights(str(adapter), device="cpu")
+        loaded: Any = set_peft_model_state_dict(adapted, weights)
     except (ValueError, RuntimeError, TypeError) as error:
         raise ConfigError(
             f"the adapter in {adapter} does not fit {options.model}: {error}"

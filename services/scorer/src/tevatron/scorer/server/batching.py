@@ -59,7 +59,7 @@ class Limits:
 
 
 class _Prompt(NamedTuple):
-    index: int
+    place: int
     ids: Sequence[int]
 
 
@@ -86,9 +86,7 @@ class Ticket:
 
     def add(self, prompts: Sequence[Sequence[int]]) -> None:
         """Put the next prompts into the queue."""
-        self.waiting.extend(
-            _Prompt(self._num_added + place, ids) for place, ids in enumerate(prompts)
-        )
+        self.waiting.extend(_Prompt(self._num_added + at, ids) for at, ids in enumerate(prompts))
         self._num_added += len(prompts)
         assert self._num_added <= self.num_prompts, "more prompts than were announced"
         num_tokens = sum(len(ids) for ids in prompts)
@@ -109,11 +107,11 @@ class Ticket:
     def settle(self, prompt: _Prompt, score: float) -> None:
         """Keep a score; the last one gives the answer."""
         if not math.isfinite(score):
-            self.fail(NotFiniteError(prompt.index, score))
+            self.fail(NotFiniteError(prompt.place, score))
             return
-        if self._scores[prompt.index] is not None:
-            raise AssertionError(f"prompt {prompt.index} was scored twice")
-        self._scores[prompt.index] = score
+        if self._scores[prompt.place] is not None:
+            raise AssertionError(f"prompt {prompt.place} was scored twice")
+        self._scores[prompt.place] = score
         self._num_missing -= 1
         if self._num_missing == 0 and not self.done.done():
             self.done.set_result([score for score in self._scores if score is not None])
