@@ -24,11 +24,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from record import RESULTS, row, write_rows
+from record import RESULTS, row, surroundings
 from train_cases import MODELS, Case, Measured
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+PLACE = ("model", "layout", "method")
+"""What tells one row from another."""
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "transformers")
 
 _8B = Case(backend="megatron", method="ours", model="qwen3-8b", gpus=2)
@@ -93,7 +95,7 @@ def main() -> int:
         entry = to_row(case, found)
         print(json.dumps(entry), f"({spent:.0f} s)", flush=True)
         if not args.dry:
-            add([entry], gpus=f"{case.gpus} x {found.gpu}")
+            add(entry, gpus=f"{case.gpus} x {found.gpu}")
     return int(failed > 0)
 
 
@@ -148,16 +150,14 @@ def to_row(case: Case, found: Measured) -> dict[str, object]:
     )
 
 
-def add(rows: list[dict[str, object]], *, gpus: str) -> None:
-    """Put the rows after those of other models and layouts that the file already has."""
+def add(entry: dict[str, object], *, gpus: str) -> None:
+    """Put the row after those of other models and layouts that the file already has."""
     path = RESULTS / "train_throughput.json"
     before = json.loads(path.read_text()) if path.exists() else []
-    written = json.loads(
-        write_rows("train_throughput", rows, packages=PACKAGES, gpus=gpus).read_text()
+    kept = [one for one in before if any(one[key] != entry[key] for key in PLACE)]
+    path.write_text(
+        json.dumps([*kept, {**entry, **surroundings(PACKAGES, gpus=gpus)}], indent=1) + "\n"
     )
-    places = {(entry["model"], entry["layout"], entry["method"]) for entry in written}
-    kept = [one for one in before if (one["model"], one["layout"], one["method"]) not in places]
-    path.write_text(json.dumps([*kept, *written], indent=1) + "\n")
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:

@@ -1,5 +1,6 @@
 """The arithmetic behind the rows of the training benchmark, by hand."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,17 @@ def test_flags_describe_cases_too():
     args = train_throughput.parse(["dense", "single", "--only", "0", "7"])
     first, last = train_throughput.cases_of(args)
     assert (first.tensor, last.model) == (2, "qwen3-4b")
+
+
+def test_a_row_takes_the_place_of_the_same_case_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_throughput, "RESULTS", tmp_path)
+    row = {"model": "m", "layout": "l", "method": "ours", "value": 1.0}
+    train_throughput.add(row, gpus="none")
+    train_throughput.add({**row, "method": "reference"}, gpus="none")
+    train_throughput.add({**row, "value": 2.0}, gpus="none")
+    rows = json.loads((tmp_path / "train_throughput.json").read_text())
+    assert [(one["method"], one["value"]) for one in rows] == [("reference", 1.0), ("ours", 2.0)]
+    assert {"machine", "versions", "date", "command", "gpus"} <= rows[0].keys()
 
 
 def test_an_unknown_set_is_refused_with_those_there(capsys):
