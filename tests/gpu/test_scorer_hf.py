@@ -20,7 +20,7 @@ IDS = AnswerIds(yes=259, no=261)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny_folder(tmp_path_factory.mktemp("model"), "qwen3", hidden_size=128, head_dim=64)
+    return tiny_folder(tmp_path_factory.mktemp("model"), "qwen3", hidden_size=128)
 
 
 @pytest.fixture(scope="module")
