@@ -123,6 +123,7 @@ def test_documents_with_the_querys_id_are_removed_when_asked(files):
         ),
         (RUN, ["--k_values", "0"], "the cut-off of 'ndcg@0' must be between 1 and"),
         (RUN, ["--ranklist", "nowhere"], "nowhere: no such file"),
+        (RUN, ["--relevance_level", "0"], "the relevance level must be 1 or more, got 0"),
     ],
 )
 def test_mistake_is_one_line_and_leaves_no_output(files, run, arguments, says):

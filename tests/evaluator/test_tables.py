@@ -70,7 +70,7 @@ def test_systems_are_tested_against_the_first_stage():
     assert better.tests.t_test < ALPHA
     assert better.marks == "*†"
     assert (same.marks, same.is_best, better.is_best) == ("", False, True)
-    assert "Holm-corrected over the 2 comparisons" in table.notes[1]
+    assert "Holm-corrected over this table's comparisons (2)" in table.notes[1]
 
 
 def test_p_values_are_corrected_over_the_table():

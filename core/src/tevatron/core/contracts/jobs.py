@@ -16,6 +16,10 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 """The id or the name of something registered."""
 
 
+METRIC_PATTERN = (
+    r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
+)
+"""Metrics that an evaluation may have; the evaluator's registry of them is the same."""
 EngineName = Literal["hf", "vllm"]
 """Engines that scorer hosts may have."""
 
@@ -23,7 +27,8 @@ EngineName = Literal["hf", "vllm"]
 class Spec(BaseModel):
     """Base of everything that a user sends: unknown fields are refused, and "8" is no number.
 
-    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`.
+    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`. A field that holds an enum
+    says `Field(strict=False)` itself: JSON has its value only.
     """
 
     model_config = ConfigDict(
@@ -180,9 +185,7 @@ class EvalJob(Spec):
         default_factory=Bm25
     )
     rerank: Rerank | None = None
-    metrics: list[
-        Annotated[str, Field(pattern=r"^(ndcg|recall|map|mrr|precision)@[1-9][0-9]{0,4}$")]
-    ] = Field(
+    metrics: list[Annotated[str, Field(pattern=METRIC_PATTERN)]] = Field(
         default_factory=lambda: ["ndcg@10", "recall@10", "recall@100", "map@100", "mrr@10"],
         min_length=1,
         max_length=50,

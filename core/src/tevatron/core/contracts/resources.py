@@ -295,6 +295,30 @@ class EvaluationResource(Resource):
     created_at: datetime
 
 
+class MetricComparison(Resource):
+    """One metric of two evaluations."""
+
+    metric: str
+    value: float
+    """Mean of the evaluation."""
+    baseline: float
+    """Mean of the other one."""
+    delta: float
+    num_won: int
+    """Queries whose value is higher than in the baseline."""
+    num_lost: int
+    num_same: int
+
+
+class EvaluationComparison(Resource):
+    """An evaluation against another one with the same judgments."""
+
+    evaluation: EvaluationResource
+    baseline: EvaluationResource
+    metrics: list[MetricComparison]
+    """Those that both have."""
+
+
 class EvaluationValue(Resource):
     """One metric of one query."""
 

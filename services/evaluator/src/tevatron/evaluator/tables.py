@@ -203,6 +203,6 @@ def _notes(first_stage: str | None, tests: Mapping[_Key, Comparison]) -> list[st
     if tests:
         notes.append(
             f"{T_MARK} differs from {first_stage} by the paired t-test, {RANDOMISATION_MARK} by the randomisation test "
-            f"({NUM_SWAPS} swaps): p < {ALPHA}, two-sided, Holm-corrected over the {len(tests)} comparisons of this table"
+            f"({NUM_SWAPS} swaps): p < {ALPHA}, two-sided, Holm-corrected over this table's comparisons ({len(tests)})"
         )
     return notes
