@@ -5,6 +5,7 @@ import tracemalloc
 import pytest
 
 from tevatron.core.errors import FormatError
+from tevatron.core.formats import files
 from tevatron.core.formats.ranklist import RunSize, check_ranklist, read_ranklist, write_ranklist
 
 
@@ -78,15 +79,16 @@ def test_a_document_given_twice_is_found_in_scattered_lines(tmp_path):
             read(tmp_path, "a x 1\nb x 1\na x 2\n")
 
 
-def test_a_run_is_checked_query_by_query(tmp_path):
-    lines = [f"q{query}\tdoc{doc}\t{-doc}\n" for query in range(2000) for doc in range(100)]
+def test_a_run_is_checked_query_by_query(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 10_000)
+    lines = [f"q{query}\tdoc{doc}\t{-doc}\n" for query in range(500) for doc in range(100)]
     (tmp_path / "run").write_text("".join(lines))
     tracemalloc.start()
     size = check_ranklist(tmp_path / "run")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert size == RunSize(2000, 200_000)
-    assert peak < 10_000_000  # the whole run takes three times as much
+    assert size == RunSize(500, 50_000)
+    assert peak < 2_000_000  # the whole run takes four times as much
     random.Random(1).shuffle(lines)
     (tmp_path / "run").write_text("".join(lines))
     assert check_ranklist(tmp_path / "run") == size

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, RootModel, Tag
 
 from tevatron.core.contracts.train import TrainArguments
 
@@ -23,9 +23,15 @@ METRIC_PATTERN = (
 
 
 class Spec(BaseModel):
-    """Base of everything that a user sends: unknown fields are refused."""
+    """Base of everything that a user sends: unknown fields are refused, and "8" is no number.
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`. A field that holds an enum
+    says `Field(strict=False)` itself: JSON has its value only.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, populate_by_name=True, use_attribute_docstrings=True
+    )
 
 
 class From(Spec):
@@ -192,7 +198,19 @@ class JobGroup(Spec):
     jobs: dict[Name, JobSpec] = Field(min_length=1, max_length=1000)
 
 
-class Submission(RootModel[JobSpec | JobGroup]):
+def _form(content: object) -> str:
+    is_group = "jobs" in content if isinstance(content, dict) else isinstance(content, JobGroup)
+    return "group" if is_group else "spec"
+
+
+class Submission(
+    RootModel[
+        Annotated[
+            Annotated[JobSpec, Tag("spec")] | Annotated[JobGroup, Tag("group")],
+            Discriminator(_form),
+        ]
+    ]
+):
     """Body of `POST /v1/jobs`."""
 
 
@@ -219,6 +237,11 @@ class JobEvent(BaseModel):
     attempt: int
     type: EventType
     data: dict[str, JsonValue]
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether nothing can follow."""
+        return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
 
 
 def job_sources(spec: TrainJob | ExportJob | EvalJob) -> set[str]:

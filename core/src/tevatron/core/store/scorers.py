@@ -69,12 +69,12 @@ class ScorerRepository(Repository[Scorer]):
     table = Scorer
     noun: ClassVar[str] = "scorer"
 
-    def get_live(self, ref: str, *, key_id: str | None) -> Scorer:
+    def get_live(self, ref: str, *, key_id: KeyScope) -> Scorer:
         """Return the scorer, which must be there or on its way."""
         live = self._session.scalars(
             self._visible(key_id)
             .where(or_(Scorer.id == ref, Scorer.name == ref), Scorer.state.in_(LIVE_STATES))
-            .order_by((Scorer.id == ref).desc(), Scorer.created_at.desc())
+            .order_by((Scorer.id == ref).desc(), *self._own_first(key_id), Scorer.created_at.desc())
             .limit(1)
         ).first()
         if live is not None:
