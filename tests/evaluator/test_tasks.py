@@ -584,8 +584,8 @@ def test_id_that_no_scorer_takes_is_a_data_error(jobs, host):
     ("run", "says"),
     [
         ("q1 d1 1\nq1 d77 1\n", "1 of 2 candidates are not in the corpus of tea, such as ['d77']"),
-        ("x d1 1\n", "no query of the run is judged: the run has 1 queries such as ['x']"),
-        ("q1 d1 nan\n", "expected a finite number, got nan"),
+        ("x d1 1\n", "no query of the run is judged: the qrels have"),
+        ("q1 d1 nan\n", "the score of document 'd1' of query 'q1' is NaN"),
         ("q1 d1 1\nq1 d1 2\n", "document 'd1' is given twice"),
     ],
 )
