@@ -176,7 +176,6 @@ def rank(model: Path, *, candidates: Path, output: Path, plain: bool) -> None:
             model=model,
             prompt_template=template,
             max_length=MAX_LENGTH if plain else None,
-            max_batch_tokens=16384,
         )
     )
     rows = list(read_rerank(candidates))

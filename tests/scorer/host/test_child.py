@@ -1,4 +1,3 @@
-import sys
 import time
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(monkeypatch, tmp
     stubborn.write_text(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
-    monkeypatch.setattr("tevatron.scorer.host.child.SERVER", [sys.executable, str(stubborn)])
+    monkeypatch.setattr("tevatron.scorer.host.child.SERVER", [str(stubborn)])
     child = Child([], bound=LOOPBACK, devices="cpu")
     deadline = time.monotonic() + 60
     while "up" not in child.last_words() and time.monotonic() < deadline:

@@ -20,6 +20,8 @@ METRIC_PATTERN = (
     r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
 )
 """Metrics that an evaluation may have; the evaluator's registry of them is the same."""
+EngineName = Literal["hf", "vllm"]
+"""Engines that scorer hosts may have."""
 
 
 class Spec(BaseModel):
@@ -157,7 +159,8 @@ class Rerank(Spec):
     """A registered model without a contract; needs prompt_template."""
     scorers: list[Ref] | None = Field(default=None, min_length=1, max_length=64)
     """Scorers that are there already."""
-    engine: Literal["hf"] = "hf"
+    engine: EngineName = "hf"
+    """A host that has this engine serves the scorer."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Arithmetic of the scorer; the checkpoint's own when unset."""
     prompt_template: str | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from tevatron.core.contracts.jobs import (
+    EngineName,
     FailReason,
     JobEvent,
     JobKind,
@@ -227,7 +228,7 @@ class ScorerRequest(Spec):
     checkpoint: Ref | None = None
     model: Ref | None = None
     """A registered model without a contract; needs prompt_template."""
-    engine: Literal["hf"] = "hf"
+    engine: EngineName = "hf"
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Arithmetic; the checkpoint's own when unset."""
     prompt_template: str | None = Field(default=None, max_length=100)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from pydantic import JsonValue
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.exc import IntegrityError
 
 from tevatron.core.errors import ConfigError, ConflictError, NotFoundError
@@ -80,6 +80,13 @@ class ModelRepository(_RegisteredRepository[Model]):
                 sha256=sha256,
             )
         )
+
+    def find_base(self, base_model: str, *, key_id: str | None) -> Model | None:
+        """Return the key's model that a contract names as its base: by hub id, or by name."""
+        is_meant = or_(Model.hub_id == base_model, Model.name == base_model)
+        return self._session.scalars(
+            select(Model).where(owned_by(Model.key_id, key_id), is_meant).order_by(Model.id)
+        ).first()
 
 
 class DatasetRepository(_RegisteredRepository[Dataset]):

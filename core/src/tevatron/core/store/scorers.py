@@ -12,7 +12,7 @@ deleted. Every write of a host is guarded by id and fence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -167,11 +167,12 @@ def release_scorer(session: Session, scorer_id: str) -> None:
     session.flush()
 
 
-def claim_next_scorer(session: Session, *, host: str, lease_s: float) -> ScorerClaim | None:
-    """Claim the oldest scorer that nobody serves."""
-    scorer = claim_row(
-        session, Scorer, Scorer.state == ScorerState.WANTED, holder=host, lease_s=lease_s
-    )
+def claim_next_scorer(
+    session: Session, *, host: str, lease_s: float, engines: Collection[str] = ("hf",)
+) -> ScorerClaim | None:
+    """Claim the oldest scorer that nobody serves, of an engine that the host has."""
+    is_meant = and_(Scorer.state == ScorerState.WANTED, Scorer.engine.in_(engines))
+    scorer = claim_row(session, Scorer, is_meant, holder=host, lease_s=lease_s)
     if scorer is None:
         return None
     scorer.state = ScorerState.STARTING

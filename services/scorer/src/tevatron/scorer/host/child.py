@@ -23,8 +23,8 @@ from tevatron.core.environment import child_environment
 from tevatron.core.process import guarded
 
 _LAST_LINES = 20
-SERVER = (sys.executable, "-P", "-m", "tevatron.scorer.server.main")
-"""Command of the server; -P: a folder `tevatron` in the working directory must not hide ours."""
+SERVER = ("-P", "-m", "tevatron.scorer.server.main")
+"""The server, to the interpreter; -P: a folder `tevatron` in the working directory must not hide ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class Child:
         *,
         bound: Bound,
         devices: str | None,
+        python: str = sys.executable,
         allow_hub: bool = False,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -63,7 +64,7 @@ class Child:
             self.url = f"http://{shown}:{port}"
             self.local_url = f"http://127.0.0.1:{port}"
             self._process = subprocess.Popen(
-                guarded([*SERVER, *arguments, "--fd", str(listener.fileno())]),
+                guarded([python, *SERVER, *arguments, "--fd", str(listener.fileno())]),
                 env={
                     **child_environment(os.environ, devices=devices, allow_hub=allow_hub),
                     "TEVATRON_SCORER_TOKEN": self.token,
