@@ -9,8 +9,9 @@ from pathlib import Path
 from tevatron.core.errors import InputError
 from tevatron.core.formats import candidates
 from tevatron.core.formats.beir import BeirFolder
+from tevatron.core.formats.qrels import Qrels
 from tevatron.evaluator.bm25 import open_index
-from tevatron.evaluator.metrics import Qrels, cut
+from tevatron.evaluator.metrics import cut
 from tevatron.evaluator.overlap import check_overlap
 
 Tell = Callable[[str], None]

@@ -8,7 +8,9 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 
+from tevatron.core.errors import ConfigError
 from tevatron.evaluator.table import RANDOMISATION_MARK, T_MARK, Cell, Table
 
 DIGITS = 4
@@ -22,6 +24,23 @@ class Format(StrEnum):
     CSV = "csv"
     HTML = "html"
     JSON = "json"
+
+
+FORMATS = {
+    ".md": Format.MARKDOWN,
+    ".tex": Format.LATEX,
+    ".csv": Format.CSV,
+    ".html": Format.HTML,
+    ".json": Format.JSON,
+}
+"""Form of a table by the ending of its file."""
+
+
+def format_of(path: Path) -> Format:
+    """Return the form that a table takes in this file."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--output {path}: expected a name that ends with {', '.join(FORMATS)}")
+    return FORMATS[path.suffix.lower()]
 
 
 def render(table: Table, form: Format) -> str:

@@ -149,7 +149,8 @@ def run_folder(settings: Settings, job_id: str) -> RunFolder:
 def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
     with ctx.sessions.begin() as session:
         model = ModelRepository(session).by_id(spec.model)
-        dataset = DatasetRepository(session).by_id(spec.dataset)
+        # A string by now: the job was queued once its source had left the dataset.
+        dataset = DatasetRepository(session).by_id(str(spec.dataset))
     model_path = _model_folder(ctx.settings, model)
     dataset_path = ctx.settings.data / dataset.path
     check_model(model_path)
