@@ -8,6 +8,7 @@ from tests.support.store import eval_job
 from tevatron.core.store.evaluations import EvaluationRepository, Value
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.models import Evaluation
+from tevatron.evaluator.compare_command import main as compare
 
 
 @pytest.fixture
@@ -105,6 +106,24 @@ def test_two_evaluations_are_compared_query_by_query(client, sessions, ids):
     ]
     back = client.get("/v1/evaluations/table/comparison", params={"baseline": other}).json()
     assert (back["metrics"][0]["num_won"], back["metrics"][0]["num_lost"]) == (0, 1)
+
+
+def test_stored_evaluations_are_compared_by_the_evaluators_command(
+    sessions, ids, server_url, monkeypatch, capsys
+):
+    other = another(sessions, ids, "other", {"q1": 1.0, "q2": 0.75})
+    monkeypatch.setenv("TEVATRON_URL", server_url)
+    arguments = [f"first={ids['evaluation']}", f"second={other}", "--first_stage", "first"]
+    assert compare(arguments) == 0
+    out = capsys.readouterr().out
+    assert "| second | **0.8750** (+0.3750) |" in out
+    assert f"second against first on {ids['dataset']}, ndcg@10: won 1 (+0.7500 on average)" in out
+    of = {"benchmark": {"name": "beir15", "dataset": "scifact"}}
+    scifact = another(sessions, ids, "scifact", {"q1": 1.0, "q2": 0.5}, **of)
+    assert compare([f"ours={scifact}", "--benchmark", "beir15"]) == 0
+    assert "**0.7500**" in capsys.readouterr().out.split("| scifact ")[1].splitlines()[0]
+    assert compare(["gone=eval_0", *arguments]) == 2
+    assert "evaluation 'eval_0'" in capsys.readouterr().err
 
 
 def test_evaluations_with_other_judgments_are_not_compared(client, sessions, ids):

@@ -199,6 +199,7 @@ def test_prepare_says_what_it_made(tmp_path):
     "module",
     [
         "tevatron.evaluator.main",
+        "tevatron.eval.compare",
         "tevatron.eval.metrics",
         "tevatron.utils.bm25",
         "tevatron.utils.prepare_training_data",

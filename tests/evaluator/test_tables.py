@@ -83,7 +83,7 @@ def test_p_values_are_corrected_over_the_table():
 def test_without_values_of_queries_there_is_no_test():
     table = by_metric([System("a", {"m": 0.5}), BETTER], ["m"], first_stage="a")
     assert table.rows[1].cells[0].tests is None
-    assert table.notes == ["in brackets: change from a"]
+    assert table.notes == ["beside a value: its change from a"]
     assert by_metric([System("a", {"m": 0.5})], ["m"]).notes == []
 
 

@@ -41,7 +41,8 @@ def test_help_imports_nothing_heavy():
         ["models", "list"],
         ["datasets", "list"],
         ["checkpoints", "list"],
-        ["submit", "eval", "--dataset", "d"],
+        ["submit", "eval", "--dataset", "d", "--benchmark", "beir15/scifact"],
+        ["submit", "annotate", "--dataset", "d", "--checkpoint", "c", "--max-negatives", "3"],
     ],
 )
 def test_command_without_a_stack_is_one_line_and_status_1(words):

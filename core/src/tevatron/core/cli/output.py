@@ -112,7 +112,7 @@ def outcome(job: JobResource) -> str:
             for name in in_order(metrics)[:2]
             if isinstance(value := metrics[name], float)
         )
-    return str(job.result.get("checkpoint_id", ""))
+    return str(job.result.get("checkpoint_id") or job.result.get("dataset_id") or "")
 
 
 def _took(job: JobResource) -> str:

@@ -62,7 +62,8 @@ class JobResource(Resource):
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
     result: dict[str, JsonValue] | None
-    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), ..."""
+    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), dataset_id
+    (annotate), ..."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -282,6 +283,8 @@ class EvaluationResource(Resource):
     job_id: str
     dataset_id: str
     split: str
+    benchmark: dict[str, JsonValue] | None = None
+    """Name and data set of the benchmark whose rules held."""
     first_stage: dict[str, JsonValue]
     rerank: dict[str, JsonValue] | None
     """None for a first stage alone."""

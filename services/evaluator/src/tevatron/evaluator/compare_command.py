@@ -20,7 +20,7 @@ from tevatron.evaluator.differences import Differences, QueryDifference, differe
 from tevatron.evaluator.files import whole_file
 from tevatron.evaluator.metrics import parse_metric
 from tevatron.evaluator.plots import bars, waterfall
-from tevatron.evaluator.rendering import Format, render
+from tevatron.evaluator.rendering import FORMATS, Format, format_of, render
 from tevatron.evaluator.results import Results, read_results
 from tevatron.evaluator.table import Table
 from tevatron.evaluator.tables import System, by_dataset, by_metric
@@ -28,13 +28,6 @@ from tevatron.evaluator.tables import System, by_dataset, by_metric
 SUFFIX = ".metrics.json"
 EVALUATION = "eval_"
 """What the id of a stored evaluation begins with."""
-FORMATS = {
-    ".md": Format.MARKDOWN,
-    ".tex": Format.LATEX,
-    ".csv": Format.CSV,
-    ".html": Format.HTML,
-    ".json": Format.JSON,
-}
 MAX_SHOWN = 5
 """Queries won and lost that are named."""
 
@@ -102,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     for path in arguments.output:
-        _format_of(path)
+        format_of(path)
     metrics = [str(parse_metric(text)) for text in arguments.metrics]
     systems = _read(arguments.systems)
     if arguments.first_stage is not None and arguments.first_stage not in systems:
@@ -110,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> None:
     table = _table(systems, metrics, benchmark=arguments.benchmark, first=arguments.first_stage)
     say(render(table, Format.MARKDOWN))
     for path in arguments.output:
-        _write(path, render(table, _format_of(path)))
+        _write(path, render(table, format_of(path)))
     if arguments.bars is not None:
         bars(table, arguments.bars)
     found = _differences(systems, metrics[0], arguments.first_stage)
@@ -129,12 +122,6 @@ def _run(arguments: argparse.Namespace) -> None:
         (((name, dataset), pair),) = found.items()
         title = f"{name} against {arguments.first_stage}, {dataset}, {metrics[0]}"
         waterfall(pair, arguments.waterfall, title=title)
-
-
-def _format_of(path: Path) -> Format:
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--output {path}: expected a name that ends with {', '.join(FORMATS)}")
-    return FORMATS[path.suffix.lower()]
 
 
 def _read(texts: Sequence[str]) -> _Systems:
@@ -166,7 +153,8 @@ def _read_evaluation(evaluation_id: str) -> Results:
         values: dict[str, dict[str, float]] = {}
         for entry in client.evaluation_values(evaluation_id):
             values.setdefault(entry.metric, {})[entry.query_id] = entry.value
-    return Results(dataset=found.dataset_id, means=found.metrics, values=values)
+    dataset = found.dataset_id if found.benchmark is None else str(found.benchmark["dataset"])
+    return Results(dataset=dataset, means=found.metrics, values=values)
 
 
 def _table(
