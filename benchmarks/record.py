@@ -51,10 +51,8 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {model}, {pages / 2**30:.0f} GiB"
 
 
-def write_rows(
-    name: str, rows: list[dict[str, object]], *, packages: tuple[str, ...] = (), gpus: str = "none"
-) -> Path:
-    """Add gpus, machine, versions, date and command to each row and write them; returns the file."""
+def surroundings(packages: tuple[str, ...] = (), *, gpus: str = "none") -> dict[str, object]:
+    """Say what and when this process measures: gpus, machine, versions, date and command."""
     versions = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -62,13 +60,25 @@ def write_rows(
         except PackageNotFoundError:
             versions[package] = "absent"
     arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    common = {
+    return {
         "gpus": gpus,
         "machine": machine(),
         "versions": versions,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": f"python benchmarks/{shlex.join(arguments)}",
     }
+
+
+def write_rows(
+    name: str,
+    rows: list[dict[str, object]],
+    *,
+    packages: tuple[str, ...] = (),
+    gpus: str = "none",
+    measured: dict[str, object] | None = None,
+) -> Path:
+    """Add the surroundings to each row and write them; returns the file. `measured` are those of another machine."""
+    common = measured or surroundings(packages, gpus=gpus)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps([{**entry, **common} for entry in rows], indent=1) + "\n")

@@ -11,7 +11,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-OPTIONAL = ("model", "layout", "share_of_peak", "peak_gib", "note")
+OPTIONAL = (
+    "model",
+    "layout",
+    "tokens_per_s",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "share_of_peak",
+    "peak_gib",
+    "score_difference",
+    "note",
+)
 HEAD = """# Benchmarks
 
 Rendered from `benchmarks/results/*.json` by `python benchmarks/render.py`; do not edit. Each table comes from one run of

@@ -7,7 +7,9 @@ import pytest
 from fastapi import FastAPI
 from tests.support.resources import TOKEN, make_resources
 
+from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.keys import KeyRepository
+from tevatron.core.store.repository import EveryKey
 
 REFS = {
     "/v1/jobs/{ref}": "job",
@@ -134,3 +136,35 @@ def test_rows_made_without_a_key_are_the_administrators(client, alice, admin, se
         ids = make_resources(session, key_id=None)
     assert alice.get(f"/v1/jobs/{ids['job']}").status_code == 404
     assert admin.get(f"/v1/jobs/{ids['job']}").status_code == 200
+
+
+def test_an_administrator_may_use_what_it_sees(admin, alice, sessions):
+    with sessions.begin() as session:
+        ids = make_resources(session, key_id=None)
+    jobs = {
+        "fit": {"kind": "train", "model": "base", "dataset": "train"},
+        "half": {"kind": "export", "train": ids["job"]},
+        "scored": {"kind": "eval", "dataset": "corpus", "rerank": {"checkpoint": "tune"}},
+        "served": {"kind": "eval", "dataset": "corpus", "rerank": {"scorers": ["served"]}},
+    }
+    for name, spec in jobs.items():
+        assert alice.post("/v1/jobs", json=spec).status_code == 404, name
+    answer = admin.post("/v1/jobs", json={"jobs": jobs})
+    assert answer.status_code == 202, answer.text
+    with sessions() as session:
+        stored = {
+            row.name: row for row in JobRepository(session).list_jobs(key_id=EveryKey()).items
+        }
+        roots = [key.id for key in KeyRepository(session).list_all() if key.name == "root"]
+    assert stored["fit"].resolved["model"] == ids["model"]
+    assert stored["scored"].resolved["rerank"]["checkpoint"] == ids["checkpoint"]
+    assert [stored[name].key_id for name in jobs] == roots * 4
+
+
+def test_of_several_of_one_name_an_administrator_gets_its_own(admin, alice, model_folder):
+    mine, hers = (
+        client.post("/v1/models", json={"name": "tiny", "path": str(model_folder)}).json()["id"]
+        for client in (admin, alice)
+    )
+    assert admin.get("/v1/models/tiny").json()["id"] == mine
+    assert alice.get("/v1/models/tiny").json()["id"] == hers

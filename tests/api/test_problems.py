@@ -40,13 +40,52 @@ def test_405_names_what_is_allowed(client: httpx.Client):
     assert set(answer.headers["allow"].split(", ")) >= {"POST"}
 
 
-def test_422_points_to_each_fault(client: httpx.Client):
-    body = {**JOB, "arguments": {"train_group_size": 0, "learning_rat": 1.0}, "color": "red"}
+def test_422_points_to_each_fault_and_says_what_came(client: httpx.Client):
+    arguments = {"train_group_size": 0, "learning_rat": 1.0, "loss": "ranknett", "packing": 1}
+    body = {**JOB, "num_processes": "8", "arguments": arguments, "color": "red"}
+    del body["dataset"]
     found = problem(client.post("/v1/jobs", json=body), 422, "invalid_input")
-    pointers = {fault["pointer"] for fault in found["errors"]}
-    assert any(pointer.endswith("/arguments/train_group_size") for pointer in pointers)
-    assert any(pointer.endswith("/arguments/learning_rat") for pointer in pointers)
-    assert any(pointer.endswith("/color") for pointer in pointers)
+    assert {fault["pointer"]: fault["message"] for fault in found["errors"]} == {
+        "/dataset": "Field required",
+        "/num_processes": 'Input should be a valid integer, got "8"',
+        "/arguments/train_group_size": "Input should be greater than or equal to 2, got 0",
+        "/arguments/loss": "Input should be 'contrastive', 'listwise_kl', 'margin_mse', 'ranknet' or "
+        "'listnet', got \"ranknett\"",
+        "/arguments/packing": "Input should be a valid boolean, got 1",
+        "/arguments/learning_rat": "Extra inputs are not permitted",
+        "/color": "Extra inputs are not permitted",
+    }
+    assert found["detail"].startswith("/dataset: Field required (and 6 more)")
+
+
+def test_422_points_into_a_group(client: httpx.Client):
+    body = {"jobs": {"a/b": JOB, "c": {"kind": "eval", "dataset": "d", "metrics": ["ndcg@10", 3]}}}
+    found = problem(client.post("/v1/jobs", json=body), 422, "invalid_input")
+    pointers = [fault["pointer"] for fault in found["errors"]]
+    assert pointers == ["/jobs/a~1b", "/jobs/c/metrics/1"]
+
+
+def test_422_of_a_kind_that_is_not_there(client: httpx.Client):
+    found = problem(client.post("/v1/jobs", json={**JOB, "kind": "trian"}), 422, "invalid_input")
+    assert "'trian'" in found["detail"]
+    assert "'train'" in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [
+        ({"learning_rate": 1, "max_steps": 8}, True),
+        ({"max_steps": 8.5}, False),
+        ({"max_steps": "8"}, False),
+        ({"learning_rate": "1e-5"}, False),
+        ({"use_lora": "true"}, False),
+        ({"megatron": {"tensor_model_parallel_size": "2"}}, False),
+    ],
+)
+def test_a_number_is_a_number(client: httpx.Client, arguments: dict[str, object], taken: bool):
+    answer = client.post("/v1/jobs", json={**JOB, "arguments": arguments})
+    # Taken, it is the model that there is not.
+    assert answer.status_code == (404 if taken else 422), answer.text
 
 
 def test_422_escapes_pointers(client: httpx.Client):

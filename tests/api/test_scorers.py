@@ -6,6 +6,7 @@ from tests.support.resources import make_resources
 
 from tevatron.api.scorers.allowed import check_allowed
 from tevatron.core.errors import ForbiddenError, InputError, TevatronError
+from tevatron.core.store.models import Checkpoint
 
 ALLOWED = "http://scorer.example:8100/v1"
 
@@ -50,6 +51,28 @@ def test_a_scorer_is_wanted_until_a_host_takes_it_and_let_go_by_delete(
 )
 def test_a_malformed_request_is_refused(client: httpx.Client, body: dict[str, object]):
     assert client.post("/v1/scorers", json=body).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"checkpoint": "tune", "dtype": "float16"},
+            "no tolerance for float16: it was proved in float32",
+        ),
+        (
+            {"model": "base", "prompt_template": "tevatrom"},
+            "unknown prompt template 'tevatrom'",
+        ),
+    ],
+)
+def test_what_no_host_could_serve_is_refused(client, sessions, body, message):
+    with sessions.begin() as session:
+        ids = make_resources(session, key_id=None)
+        session.get_one(Checkpoint, ids["checkpoint"]).contract = {"tolerance": {"float32": 0.001}}
+    answer = client.post("/v1/scorers", json=body)
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
 
 
 def test_only_an_administrator_registers_an_outside_scorer(alice, bob, admin):

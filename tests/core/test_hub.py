@@ -1,7 +1,45 @@
-import pytest
+"""Models and datasets of the hub: huggingface_hub itself against a small hub on this machine."""
 
-from tevatron.core.errors import ConfigError
-from tevatron.core.hub import model_folder
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.support.hub import COMMIT, Hub, ask_at
+
+from tevatron.core.errors import ConfigError, TooLargeError
+from tevatron.core.hub import fetch_dataset, model_folder
+
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    hub = Hub()
+    ask_at(hub.url, monkeypatch, tmp_path / "cache")
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def model(hub, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text(name)
+    (folder / "pytorch_model.bin").write_text("a pickle")
+    (folder / "modeling.py").write_text("code")
+    return hub.add("models", "owner/tiny", folder, tag="v1")
+
+
+@pytest.fixture
+def dataset(hub, tmp_path):
+    folder = tmp_path / "dataset"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text('{"_id": "d"}\n')
+    (folder / "qrels" / "test.tsv").write_text("q\td\t1\n")
+    (folder / "README.md").write_text("words")
+    return hub.add("datasets", "owner/rows", folder, tag="v1")
 
 
 def test_a_folder_is_itself(tmp_path):
@@ -14,8 +52,90 @@ def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name):
         model_folder(name)
 
 
-def test_a_hub_that_does_not_answer_is_an_error_that_names_the_model(monkeypatch, tmp_path):
+@pytest.mark.parametrize("revision", ["v1", COMMIT, None])
+def test_a_model_comes_without_pickles_and_code_once(hub, model, revision):
+    for _ in range(2):
+        folder = model_folder("owner/tiny", revision=revision)
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+        assert (folder / "config.json").read_text() == "config.json"
+    assert sorted(hub.fetched) == names
+
+
+def test_files_of_a_dataset_lie_in_the_folder_alone(dataset, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    names = fetch_dataset(
+        "owner/rows",
+        revision="v1",
+        files=["corpus.jsonl*", "qrels/*.tsv*"],
+        folder=folder,
+        max_bytes=100,
+    )
+    assert names == ["corpus.jsonl", "qrels/test.tsv"]
+    assert (folder / "qrels" / "test.tsv").read_text() == "q\td\t1\n"
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    assert found == ["corpus.jsonl", "qrels", "qrels/test.tsv"]
+
+
+def test_files_over_the_limit_are_not_fetched(hub, dataset, tmp_path):
+    with pytest.raises(TooLargeError, match=r"'owner/rows': 19 bytes in 2 files, over .* of 18"):
+        fetch_dataset(
+            "owner/rows",
+            revision="v1",
+            files=["corpus.jsonl", "qrels/*"],
+            folder=tmp_path / "new",
+            max_bytes=18,
+        )
+    assert hub.fetched == []
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "revision", "files", "message"),
+    [
+        ("owner/none", "v1", ["corpus.jsonl"], "'owner/none' at revision 'v1' cannot be fetched"),
+        ("owner/rows", "v2", ["corpus.jsonl"], "'owner/rows' at revision 'v2' cannot be fetched"),
+        ("owner/rows", "v1", ["a.jsonl", "b"], "revision 'v1' has no file a.jsonl or b"),
+    ],
+)
+def test_what_the_hub_has_not_is_named(dataset, tmp_path, hub_id, revision, files, message):
+    with pytest.raises(ConfigError, match=message):
+        fetch_dataset(
+            hub_id, revision=revision, files=files, folder=tmp_path / "new", max_bytes=1000
+        )
+
+
+@pytest.mark.parametrize("revision", ["v1", COMMIT])
+def test_a_hub_that_does_not_answer_is_an_error_that_names_the_thing(
+    monkeypatch, tmp_path, revision
+):
+    ask_at(NOBODY, monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    with pytest.raises(ConfigError, match="model 'owner/tiny' is no folder here and cannot be"):
+        model_folder("owner/tiny", revision=revision)
+    with pytest.raises(ConfigError, match=r"dataset 'owner/rows' at revision .* cannot be fetched"):
+        fetch_dataset(
+            "owner/rows", revision=revision, files=["x"], folder=tmp_path / "new", max_bytes=1
+        )
+
+
+def test_without_the_hub_nothing_is_asked(hub, model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match="owner/name"):
-        model_folder("owner/name", revision="0123456789abcdef")
+    with pytest.raises(ConfigError, match="owner/tiny"):
+        model_folder("owner/tiny", revision="v1")
+
+
+def test_a_process_asks_the_hub_that_its_environment_names_with_its_token(hub, model, tmp_path):
+    model.token = "hf_mine"
+    program = "from tevatron.core.hub import model_folder; print(model_folder('owner/tiny', revision='v1'))"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    environment.pop("HF_HUB_OFFLINE", None)
+    for token, works in (("hf_another", False), ("hf_mine", True)):
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, "HF_TOKEN": token},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode == 0) is works, ran.stderr
+    assert ran.stdout.startswith(str(tmp_path / "home"))

@@ -72,3 +72,23 @@ def test_packs_a_hundred_thousand_lengths_quickly():
     start = time.perf_counter()
     pack(lengths, max_tokens=8192)
     assert time.perf_counter() - start < 5
+
+
+def test_whole_groups_are_level_within_one_percent():
+    draw = random.Random(3)
+    for _ in range(20):
+        groups = [
+            sum(min(512, round(draw.lognormvariate(4.94, 0.6))) for _ in range(8))
+            for _ in range(64)
+        ]
+        bins = pack(groups, max_tokens=8192)
+        assert sorted(index for indices in bins for index in indices) == list(range(64))
+        assert waste(groups, bins) < 0.01
+
+
+def test_many_long_items_are_levelled_quickly():
+    draw = random.Random(4)
+    lengths = [draw.randint(500, 3000) for _ in range(50_000)]
+    started = time.process_time()
+    pack(lengths, max_tokens=8192)
+    assert time.process_time() - started < 10

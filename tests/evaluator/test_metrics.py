@@ -1,15 +1,16 @@
-"""Literal answers of trec_eval 9.0.8 to minimal cases, then its own tests and published runs where they are at hand."""
+"""Literal answers of trec_eval 9.0.8 to minimal cases, and pytrec_eval's to made ones; published values: test_published."""
 
-import gzip
 import json
 import math
 import random
 
 import numpy as np
 import pytest
+import pytrec_eval
 
 from tevatron.core.errors import ConfigError, InputError
 from tevatron.core.formats.beir import BeirFolder
+from tevatron.core.formats.qrels import read_qrels
 from tevatron.core.formats.ranklist import read_ranklist
 from tevatron.evaluator.metrics import (
     MAX_RELEVANCE,
@@ -257,6 +258,8 @@ def test_empty_qrels_and_no_metric_are_refused():
         ("ndcg@0", "between 1 and"),
         ("ndcg@-1", "of the form name@k"),
         ("mrr@99999999", "between 1 and"),
+        ("rprec@10", "metric 'rprec' has no cut-off"),
+        ("recall_cap@10", "unknown metric 'recall_cap'"),
     ],
 )
 def test_metric_that_cannot_be_is_refused(text, says):
@@ -274,121 +277,107 @@ def test_cut_keeps_the_best_first():
     assert list(cut({"q": {"a": 1.0, "b": 3.0, "c": 3.0}}, depth=2)["q"]) == ["c", "b"]
 
 
-# Published oracles
-
-
-def read_trec(path, *, columns, value):
-    found = {}
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt") as lines:
-        for line in lines:
-            fields = line.split()
-            if len(fields) >= columns:  # trec_eval's own test run has text behind the sixth
-                found.setdefault(fields[0], {})[fields[2]] = value(
-                    fields[4] if columns == 6 else fields[3]
-                )
-    return found
-
-
-def read_qrels(path):
-    return read_trec(path, columns=4, value=int)
-
-
-def read_run(path):
-    return read_trec(path, columns=6, value=float)
-
-
-TREC_EVAL_TESTS = [("results.test", "out.test.aq"), ("results.trunc", "out.test.aqc")]
-
-
-@pytest.mark.parametrize(("run", "expected"), TREC_EVAL_TESTS)
-def test_trec_evals_own_expected_outputs(shared_data, run, expected):
-    folder = shared_data / "oracle" / "trec_eval_tests"
-    names = {"ndcg_cut": "ndcg", "recall": "recall", "map_cut": "map", "P": "precision"}
-    wanted = {}
-    for line in (folder / expected).read_text().splitlines():
-        measure, query, value = line.split()
-        base, _, k = measure.rpartition("_")
-        if base in names:
-            wanted[(f"{names[base]}@{k}", query)] = float(value)
-        elif measure == "recip_rank":
-            wanted[("mrr@1000", query)] = float(value)
-    assert len(wanted) == 4 * 37
-    metrics = sorted({name for name, _ in wanted})
+def test_success_is_1_where_something_relevant_is_in_the_first_k():
+    run = {"q": {"x": 3.0, "a": 2.0}, "p": {"y": 1.0}}
     found = evaluate(
-        read_qrels(folder / "qrels.test"),
-        read_run(folder / run),
-        [parse_metric(name) for name in metrics],
+        {"q": {"a": 1}, "p": {"a": 1}}, run, [parse_metric("success@1"), parse_metric("success@2")]
     )
-    got = {(m, q): v for m, by_query in found.values.items() for q, v in by_query.items()}
-    got.update({(m, "all"): v for m, v in found.means.items()})
-    assert {key: round(got[key], 4) for key in wanted} == wanted
+    assert found.means == {"success@1": 0.0, "success@2": 0.5}
 
 
-PITFALLS = {
-    "ndcg_cut_3": "ndcg@3",
-    "ndcg": "ndcg@1000",
-    "map": "map@1000",
-    "recip_rank": "mrr@1000",
-    "P_1": "precision@1",
-}
-# The engine's answer is ours to refuse, or needs a flag that we have not.
-PITFALLS_ELSEWHERE = {"missing_query_no_c", "nan_score", "duplicate_docs", "depth_M"}
+def test_r_precision_cuts_at_as_many_as_are_relevant():
+    qrels = {"q": {"a": 1, "b": 2, "c": 1, "d": 0}}
+    found = evaluate(
+        qrels, {"q": {"a": 4.0, "d": 3.0, "b": 2.0, "c": 1.0}}, [parse_metric("rprec")]
+    )
+    assert found.means == {"rprec": pytest.approx(2 / 3)}
+    assert found.variants["rprec"].startswith("trec_eval Rprec")
 
 
-def test_pitfall_cases_as_trec_eval_answers_them(shared_data):
-    cases = json.loads((shared_data / "oracle" / "pitfall_cases.json").read_text())
-    checked = 0
-    for name, case in cases.items():
-        if name in PITFALLS_ELSEWHERE:
-            continue
-        qrels, run = {}, {}
-        for line in case["qrels"]:
-            query, _, docid, grade = line.split()
-            qrels.setdefault(query, {})[docid] = int(grade)
-        for line in case["run"]:
-            query, _, docid, _, score, _ = line.split()
-            run.setdefault(query, {})[docid] = float(score)
-        for measure, expected in case["results"]["trec_eval_9.0.8"].items():
-            if measure in PITFALLS:
-                assert round(mean(qrels, run, PITFALLS[measure]), 4) == float(expected), (
-                    name,
-                    measure,
-                )
-                checked += 1
-    assert checked == 65
-
-
-def test_published_runs_have_their_published_values(shared_data):
-    dl19 = read_qrels(shared_data / "qrels" / "qrels.dl19-passage.txt")
-    covid = read_qrels(shared_data / "qrels" / "covid.txt")
-    runs = shared_data / "runs" / "rank_llm"
-    reranked = read_run(runs / "rerank" / "BM25.rankvicuna7b.top100.dl19.txt.gz")
-    assert {
-        k: round(v, 4)
-        for k, v in means(dl19, reranked, "ndcg@10", "map@100", "recall@20", "recall@100").items()
-    } == {
-        "ndcg@10": 0.6682,
-        "map@100": 0.3617,
-        "recall@20": 0.2617,
-        "recall@100": 0.4531,
+def test_capped_recall_divides_by_what_fits_into_the_cut_off():
+    qrels = {"q": {f"d{i:02}": 1 for i in range(20)}}
+    run = {"q": {f"d{i:02}": -float(i) for i in range(5, 25)}}
+    assert means(qrels, run, "capped_recall@10", "recall@10", "capped_recall@100") == {
+        "capped_recall@10": 1.0,
+        "recall@10": 0.5,
+        "capped_recall@100": 0.75,
     }
-    first = read_run(runs / "retrieve" / "BM25.trec_results_covid.txt.gz")
-    assert {k: round(v, 4) for k, v in means(covid, first, "ndcg@10", "recall@100").items()} == {
-        "ndcg@10": 0.5947,
-        "recall@100": 0.1091,
+    assert mean({"q": {"a": 0}, "p": {"a": 1}}, {"p": {"a": 1.0}}, "capped_recall@3") == 0.5
+
+
+def test_judged_is_the_share_of_the_first_k_with_any_grade():
+    qrels = {"q": {"a": 1, "b": 0, "c": -1}, "missing": {"a": 1}}
+    run = {"q": {"a": 5.0, "x": 4.0, "b": 3.0, "c": 2.0, "y": 1.0}}
+    found = evaluate(qrels, run, [parse_metric(f"judged@{k}") for k in (1, 2, 4, 100)])
+    assert {name: values["q"] for name, values in found.values.items()} == {
+        "judged@1": 1.0,
+        "judged@2": 0.5,
+        "judged@4": 0.75,
+        "judged@100": 0.6,
     }
+    assert found.means["judged@1"] == 0.5
+
+
+def test_relevance_level_touches_binary_metrics_and_not_ndcg():
+    qrels = {"q": {"a": 1, "b": 2, "c": 3}}
+    run = {"q": {"a": 3.0, "b": 2.0}}
+    names = ["ndcg@10", "mrr@10", "recall@10", "capped_recall@1", "success@1", "rprec", "judged@3"]
+    metrics = [parse_metric(name) for name in names]
+    one = evaluate(qrels, run, metrics)
+    two = evaluate(qrels, run, metrics, relevance_level=2)
+    assert one.means["ndcg@10"] == two.means["ndcg@10"]
+    assert one.means["judged@3"] == two.means["judged@3"] == 1.0
+    assert [two.means[name] for name in names[1:6]] == [0.5, 0.5, 0.0, 0.0, 0.5]
+    assert [one.means[name] for name in names[1:6]] == [1.0, pytest.approx(2 / 3), 1.0, 1.0, 2 / 3]
+    assert "relevant is grade 2 or higher" in two.variants["recall@10"]
+    assert "grade" not in two.variants["ndcg@10"].replace("linear gain", "")
+    with pytest.raises(ConfigError, match="level must be 1 or more, got 0"):
+        evaluate(qrels, run, metrics, relevance_level=0)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_random_runs_are_as_pytrec_eval_has_them(level):
+    rng = random.Random(level)
+    docids = [f"d{n}" for n in range(60)]
+    qrels = {
+        f"q{n}": {docid: rng.choice([-1, 0, 0, 1, 1, 2, 3]) for docid in rng.sample(docids, 30)}
+        for n in range(40)
+    }
+    run = {
+        qid: {docid: rng.choice([0.5, 1.0, rng.random()]) for docid in rng.sample(docids, 25)}
+        for qid in qrels
+    }
+    names = {
+        "ndcg_cut": "ndcg",
+        "map_cut": "map",
+        "recall": "recall",
+        "P": "precision",
+        "success": "success",
+    }
+    measures = {f"{name}.1,5,20" for name in names} | {"Rprec", "recip_rank"}
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, measures, relevance_level=level).evaluate(run)
+    metrics = [parse_metric(f"{name}@{k}") for name in names.values() for k in (1, 5, 20)]
+    ours = evaluate(
+        qrels,
+        run,
+        [*metrics, parse_metric("rprec"), parse_metric("mrr@1000")],
+        relevance_level=level,
+    ).values
+    for qid, values in theirs.items():
+        assert ours["rprec"][qid] == values["Rprec"]
+        assert ours["mrr@1000"][qid] == values["recip_rank"]
+        for theirs_name, name in names.items():
+            for k in (1, 5, 20):
+                assert ours[f"{name}@{k}"][qid] == values[f"{theirs_name}_{k}"]
+
+
+# Published oracles
 
 
 def test_tie_rule_shows_on_a_real_run(shared_data):
     covid = read_qrels(shared_data / "qrels" / "covid.txt")
-    run = read_run(
-        shared_data
-        / "runs"
-        / "rank_llm"
-        / "retrieve"
-        / "SPLADE_P_P_ENSEMBLE_DISTIL.trec_results_covid.txt.gz"
-    )
+    folder = shared_data / "runs" / "rank_llm" / "retrieve"
+    run = read_ranklist(folder / "SPLADE_P_P_ENSEMBLE_DISTIL.trec_results_covid.txt.gz")
     # File order would give .72816.
     assert mean(covid, run, "ndcg@10") == pytest.approx(0.72744, abs=5e-6)
 

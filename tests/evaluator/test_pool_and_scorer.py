@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import httpx
 import pytest
 import uvicorn
 from tests.support.scorers import served
@@ -44,6 +45,11 @@ class _Quiet(uvicorn.Server):
         yield
 
 
+def _is_ready(listener):
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/ready"
+    return httpx.get(url, trust_env=False).status_code == 200
+
+
 @pytest.fixture
 def serve():
     running = []
@@ -53,14 +59,14 @@ def serve():
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            create_app(what, ServerOptions(**options)), log_config=None, access_log=False
+            create_app(lambda: what, ServerOptions(**options)), log_config=None, access_log=False
         )
         server = _Quiet(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         running.append((server, thread))
         deadline = time.monotonic() + 20
-        while not server.started:
+        while not server.started or not _is_ready(listener):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return what, f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -117,7 +123,7 @@ def test_query_that_alone_is_too_long_is_named(serve, log):
 
 def test_model_that_gives_no_number_is_told_apart(serve, log):
     _, url = serve(_NanEngine())
-    with pytest.raises(NotFiniteScoreError, match="query 'q', document 'd0' scores nan"):
+    with pytest.raises(NotFiniteScoreError, match="query_id 'q', docid 'd0' scores nan"):
         score_all([Backend(url=url)], candidates(1), log, options=QUICK)
 
 

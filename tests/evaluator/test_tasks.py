@@ -3,11 +3,11 @@
 import json
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-import psycopg
 import pytest
-from sqlalchemy import make_url, select
+from sqlalchemy import select
+from tests.support.database import database_away
 
 from tevatron.core.contracts.jobs import (
     Bm25,
@@ -505,24 +505,6 @@ def test_database_that_is_away_for_less_than_the_lease_does_no_harm(jobs, make_h
     worker.join(30)
     job = jobs.job(job_id)
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1), job.message
-
-
-@contextmanager
-def database_away(url):
-    """Refuse and end every connection to the test's database."""
-    name = make_url(url).database
-    server = make_url(url).set(drivername="postgresql", database="postgres")
-    with psycopg.connect(
-        server.render_as_string(hide_password=False), autocommit=True
-    ) as connection:
-        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-        )
-        try:
-            yield
-        finally:
-            connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
 
 def test_scorer_that_never_answers_fails_the_job_at_last(jobs, sessions, monkeypatch):

@@ -27,9 +27,7 @@ def make_resources(session: Session, *, key_id: str | None) -> dict[str, str]:
         {"tune": train_job("tune"), "table": eval_job("table")}, key_id=key_id
     )
     checkpoint = publish_checkpoint(session, jobs[0].id, name="tune", key_id=key_id)
-    awaiting = DatasetRepository(session).create_awaiting(
-        "later", key_id=key_id, kind=DatasetKind.RANKLIST
-    )
+    awaiting = DatasetRepository(session).create("later", key_id=key_id, kind=DatasetKind.RANKLIST)
     scorer = request_scorer(
         session, ScorerTarget(checkpoint_id=checkpoint), key_id=key_id, name="served", ttl_s=60.0
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import JsonValue
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -17,14 +18,13 @@ def register(session: Session, *, key_id: str | None = None) -> None:
     """Register the model `base` and the datasets `train`, `corpus` (beir) and `run` (ranklist)."""
     ModelRepository(session).create("base", key_id=key_id, path="models/base", sha256="0" * 64)
     datasets = DatasetRepository(session)
-    for name, kind in (
-        ("train", DatasetKind.TRAINING),
-        ("corpus", DatasetKind.BEIR),
-        ("run", DatasetKind.RANKLIST),
+    for name, kind, stats in (
+        ("train", DatasetKind.TRAINING, {}),
+        ("corpus", DatasetKind.BEIR, {"splits": {"dev": 1, "test": 2}}),
+        ("run", DatasetKind.RANKLIST, {}),
     ):
-        datasets.create(
-            name, key_id=key_id, kind=kind, path=f"datasets/{name}", sha256="1" * 64, stats={}
-        )
+        path = f"datasets/{name}"
+        datasets.create(name, key_id=key_id, kind=kind, path=path, sha256="1" * 64, stats=stats)
 
 
 def train_job(name: str | None = None, **fields: object) -> TrainJob:
@@ -59,7 +59,12 @@ def states(sessions: Sessions, job_id: str) -> list[str]:
 
 
 def publish_checkpoint(
-    session: Session, job_id: str, *, name: str | None = None, key_id: str | None = None
+    session: Session,
+    job_id: str,
+    *,
+    name: str | None = None,
+    key_id: str | None = None,
+    contract: dict[str, JsonValue] | None = None,
 ) -> str:
     """Store the row of a checkpoint that the job has published, and return its id."""
     checkpoint = Checkpoint(
@@ -68,7 +73,7 @@ def publish_checkpoint(
         key_id=key_id,
         job_id=job_id,
         path=f"checkpoints/{checkpoint_id_of(job_id)}",
-        contract={"schema_version": 1},
+        contract={"schema_version": 1, **(contract or {})},
         sha256="2" * 64,
         size_bytes=1,
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tests.support.tiny_tokenizer import byte_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -28,20 +28,10 @@ SHAPE = {
     "eos_token_id": 256,
 }
 
-MERGES = [("y", "e"), ("ye", "s"), ("\u0120", "yes"), ("n", "o"), ("\u0120", "no")]
-
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes, then <|end|>, then the merges that make ' yes' and ' no' one token each."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: index for index, letter in enumerate(letters)}
-    vocab["<|end|>"] = 256
-    for left, right in MERGES:
-        vocab[left + right] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    """The tokenizer of `tiny_tokenizer.py` as transformers has it."""
+    return PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|end|>")
 
 
 def tiny_config(kind: str = "llama", **changes: object) -> PreTrainedConfig:

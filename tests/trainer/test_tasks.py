@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 from sqlalchemy import select
+from tests.support.hub import Hub, ask_at
 from tests.support.processes import wait_for
 
 from tevatron.core.contracts.checkpoint import CheckpointContract
@@ -170,7 +171,7 @@ def test_a_train_job_publishes_one_checkpoint(bench: Bench, contract: Checkpoint
     job = bench.job(job_id)
     checkpoint_id = f"ckpt_{job_id.removeprefix('job_')}"
     assert (job.state, job.message) == (JobState.SUCCEEDED, None)
-    assert job.result == {"checkpoint_id": checkpoint_id}
+    assert job.result == {"checkpoint_id": checkpoint_id, "saved_steps": [2, 4]}
     [row] = bench.checkpoints()
     assert (row.id, row.name, row.job_id) == (checkpoint_id, "first", job_id)
     assert row.path == f"checkpoints/{checkpoint_id}"
@@ -420,6 +421,25 @@ def test_a_model_without_a_tokenizer_is_found_before_a_rank_starts(bench: Bench)
     assert "has no tokenizer" in str(job.message)
 
 
+def test_a_model_of_the_hub_is_fetched_before_a_rank_starts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub = Hub()
+    ask_at(hub.url, monkeypatch, tmp_path / "cache")
+    hub.add("models", "owner/tiny", bench.settings.data / "models" / "tiny", tag="v1")
+    with bench.sessions.begin() as session:
+        ModelRepository(session).create(
+            "fetched", key_id=None, hub_id="owner/tiny", hub_revision="v1"
+        )
+    job_id = bench.submit(TrainJob(model="fetched", dataset="train"))
+    assert bench.work()
+    hub.close()
+    assert bench.job(job_id).state == JobState.SUCCEEDED, bench.job(job_id).message
+    config = json.loads((bench.run(job_id) / "config.json").read_text())
+    assert config["model_name_or_path"].startswith(str(tmp_path / "cache"))
+    assert config["base_model"] == "owner/tiny"
+
+
 def test_more_ranks_than_devices_are_refused(bench: Bench) -> None:
     bench.settings = bench.settings.model_copy(update={"devices": "0"})
     job_id = bench.train(num_processes=2)
@@ -448,8 +468,9 @@ def test_an_export_job_publishes_another_checkpoint_from_a_saved_state(bench: Be
 
 def test_an_export_of_a_step_that_was_not_saved_lists_those_that_were(bench: Bench) -> None:
     train_id = bench.train()
-    assert bench.work()
+    # Once the training is over, the submission itself is refused.
     export_id = bench.submit(ExportJob(train=train_id, step=3))
+    assert bench.work()
     assert bench.work()
     job = bench.job(export_id)
     assert (job.state, job.reason, job.phase) == (JobState.FAILED, "config_error", "preparing")

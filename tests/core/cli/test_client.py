@@ -164,6 +164,50 @@ def test_limit_is_kept_over_pages(server, client):
     assert server.requests[1][1] == "/v1/jobs?limit=2&after=c1"
 
 
+def _stream(*events):
+    """Return the wire form of events: seq, type, data."""
+    lines = []
+    for seq, kind, data in events:
+        event = {"seq": seq, "time": "2026-01-01T00:00:00Z", "attempt": 1, "type": kind}
+        lines.append(f"event: {kind}\ndata: {json.dumps(event | {'data': data})}\nid: {seq}\n\n")
+    return ": keep-alive\n\n" + "".join(lines)
+
+
+def test_a_stream_that_breaks_off_is_taken_up_after_its_last_event(server, client, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    begun = _stream((1, "state", {"state": "running"}), (2, "phase", {"phase": "training"}))
+    ended = _stream((3, "state", {"state": "succeeded"}))
+    server.answers = [
+        (200, {}, JOB),
+        (200, {"Content-Length": "1000"}, begun.encode()),  # ends in the middle
+        (503, {"Retry-After": "0"}, {}),
+        (200, {}, JOB),
+        (200, {}, ended.encode()),
+    ]
+    assert [event.seq for event in client.follow("job_1")] == [1, 2, 3]
+    first, second = [request for request in server.requests if request[1].endswith("/events")]
+    assert first[2]["Accept"] == second[2]["Accept"] == "text/event-stream"
+    assert "Last-Event-ID" not in first[2]
+    assert second[2]["Last-Event-ID"] == "2"
+
+
+def test_following_ends_where_nothing_more_can_come(server, client, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    server.answers = [
+        (200, {}, JOB),
+        (200, {}, _stream((1, "state", {"state": "queued"})).encode()),
+        (200, {}, JOB),
+        (204, {}, b""),
+    ]
+    assert [event.seq for event in client.follow("job_1")] == [1]
+
+
+def test_following_a_job_that_is_not_there_is_its_problem(server, client):
+    server.answers = [(404, {}, {"title": "Not Found", "detail": "unknown job 'x'"})]
+    with pytest.raises(ApiError, match="unknown job 'x'"):
+        list(client.follow("x"))
+
+
 def test_nobody_there_is_an_error_that_names_the_address(monkeypatch):
     monkeypatch.setattr(module, "ATTEMPTS", 2)
     with socket.socket() as taken:

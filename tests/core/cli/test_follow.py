@@ -36,13 +36,28 @@ def test_event_is_one_line(given, shown):
 def test_progress_and_steps_are_thinned_out_but_never_the_last(capsys):
     view = Lines()
     steps = [event("progress", done=done, total=3, unit="steps") for done in (1, 2, 3)]
-    losses = [event("metrics", step=step, loss=1.0) for step in (1, 2)]
-    view.show(job(), [*steps, *losses, event("metrics", **{"ndcg@10": 0.5})])
+    losses = [event("metrics", step=step, loss=1.0 / step) for step in (1, 2, 4)]
+    view.show(job(), [*losses, *steps[:2]])
+    view.show(job(), [steps[2], event("metrics", **{"ndcg@10": 0.5})])
     assert capsys.readouterr().err.splitlines() == [
-        "12:30:05 fit: 1/3 steps",
-        "12:30:05 fit: 3/3 steps",
         "12:30:05 fit: step=1 loss=1",
+        "12:30:05 fit: 1/3 steps",
+        "12:30:05 fit: step=4 loss=0.25",
+        "12:30:05 fit: 3/3 steps",
         "12:30:05 fit: ndcg@10=0.5",
+    ]
+
+
+def test_a_loss_that_was_shown_is_not_shown_again(capsys):
+    view = Lines()
+    view.show(job(), [event("metrics", step=1, loss=1.0), event("phase", phase="saving")])
+    view.EVERY_S = 0.0
+    view.show(job(), [event("metrics", step=2, loss=0.5), event("state", state="succeeded")])
+    assert capsys.readouterr().err.splitlines() == [
+        "12:30:05 fit: step=1 loss=1",
+        "12:30:05 fit: saving",
+        "12:30:05 fit: step=2 loss=0.5",
+        "12:30:05 fit: succeeded",
     ]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tevatron.core.cli.specs import (
+    dataset_request,
     make_spec,
     merge_spec,
     model_request,
@@ -170,3 +171,23 @@ def test_example_is_a_run_file(path):
 
 def test_there_are_examples():
     assert [path.name for path in EXAMPLES.glob("*.yaml")] == ["main_road.yaml"]
+
+
+def test_text_is_taken_for_a_number_where_yaml_has_no_other_form():
+    arguments = {"learning_rate": "1e-5", "max_steps": "8", "weight_decay": 0, "packing": "false"}
+    spec = make_spec(
+        {"kind": "train", "model": "m", "dataset": "d", "arguments": arguments}, what="it"
+    )
+    assert isinstance(spec, TrainJob)
+    assert spec.arguments.learning_rate == 1e-5
+    assert (spec.arguments.max_steps, spec.arguments.weight_decay) == (8, 0.0)
+    assert spec.arguments.packing is False
+
+
+def test_dataset_comes_from_a_path_or_from_the_hub(tmp_path):
+    hub = {"hub_id": "owner/rows", "revision": "v1", "file": "train.jsonl"}
+    request = dataset_request("rows", kind="training", **hub)
+    assert request.model_dump(exclude_none=True) == {"name": "rows", "kind": "training", **hub}
+    assert dataset_request("rows", kind="beir", path=tmp_path).path == str(tmp_path)
+    with pytest.raises(ConfigError, match="by a path or by --hub-id, got neither"):
+        dataset_request("rows", kind="training")

@@ -36,6 +36,15 @@ def test_compressed_files(folder):
     assert beir.qrels("train") == {"q1": {"d1": 1}}
 
 
+def test_judgments_as_json_lines(folder):
+    (folder / "qrels" / "dev.v2.jsonl").write_text(
+        '{"query-id": "q1", "corpus-id": "d1", "score": 2}\n'
+    )
+    beir = BeirFolder(folder)
+    assert beir.splits() == ["dev.v2", "test"]
+    assert beir.qrels("dev.v2") == {"q1": {"d1": 2}}
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
 def test_a_missing_part_is_named(folder, name):
     (folder / name).unlink()
@@ -72,3 +81,11 @@ def test_ids_given_twice(folder):
         FormatError, match=r"queries\.jsonl:2: field '_id': query '1' is given twice"
     ):
         BeirFolder(folder).queries()
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
+def test_an_id_that_no_run_could_hold_is_named(folder, name):
+    (folder / name).write_text('{"_id": "1", "text": "x"}\n{"_id": "doc 2", "text": "y"}\n')
+    beir = BeirFolder(folder)
+    with pytest.raises(FormatError, match=rf"{name}:2: field '_id': .* white space.* got 'doc 2'"):
+        list(beir.corpus() if name == "corpus.jsonl" else beir.queries())

@@ -9,6 +9,8 @@ from tevatron.core.formats import files
 from tevatron.core.formats.files import (
     Line,
     open_text,
+    read_blocks,
+    read_json_array,
     read_json_lines,
     read_lines,
     sha256_file,
@@ -95,6 +97,47 @@ def test_broken_json_at_line_17(tmp_path, line, message):
     path.write_text('{"a": 1}\n' * 16 + line + "\n")
     with pytest.raises(FormatError, match=message):
         list(read_json_lines(path))
+
+
+def test_an_array_gives_its_objects_with_their_lines(tmp_path):
+    path = _write(tmp_path / "a", b'\xef\xbb\xbf [ {"a": "x"},\r\n{"a":\n"y"}\n, {"a": "z"} ]\n')
+    found = [(record.line, record.text("a")) for record in read_json_array(path)]
+    assert found == [(1, "x"), (2, "y"), (4, "z")]
+    assert list(read_json_array(_write(tmp_path / "b", b"[ ]"))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"a": 1}\n{"a": 2}]', r"a:2: not JSON: expected ',' or '\]' in the array"),
+        ('[{"a": 1}', r"a:1: not JSON: expected ',' or '\]' in the array"),
+        ('[{"a": 1},\n{"a" 2}]', "a:2: not JSON: Expecting ':' delimiter"),
+        ("[\n\n1]", "a:3: expected an object, got a number"),
+        ("[", "a:1: not JSON: Expecting value"),
+        ("[] []", "a: not JSON: extra data behind the array"),
+    ],
+)
+def test_a_broken_array_is_named(tmp_path, text, message):
+    with pytest.raises(FormatError, match=message):
+        list(read_json_array(_write(tmp_path / "a", text.encode())))
+
+
+def test_lines_before_bytes_that_are_not_utf8_are_there(tmp_path):
+    lines = read_lines(_write(tmp_path / "a", b"one\ntwo\n\xfe\nfour\n"))
+    assert [next(lines), next(lines)] == [Line(1, "one"), Line(2, "two")]
+    with pytest.raises(FormatError, match="a:3: not UTF-8: byte 0xfe at byte 0"):
+        next(lines)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_lines_across_many_chunks_are_whole(tmp_path, monkeypatch, pack):
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 7)
+    lines = ["x" * n for n in range(1, 40)]
+    path = _write(tmp_path / "a", pack("\n".join(lines).encode()))
+    assert list(read_lines(path)) == [Line(n, text) for n, text in enumerate(lines, start=1)]
+    blocks = list(read_blocks(path))
+    assert [block.number for block in blocks][-1] == 40 - len(blocks[-1].lines)
+    assert blocks[0].is_ascii
 
 
 def _record(tmp_path, text):

@@ -1,15 +1,24 @@
 import gzip
+import random
+import tracemalloc
 
 import pytest
 
 from tevatron.core.errors import FormatError
-from tevatron.core.formats.ranklist import read_ranklist, write_ranklist
+from tevatron.core.formats import files
+from tevatron.core.formats.ranklist import RunSize, check_ranklist, read_ranklist, write_ranklist
 
 
 def _read(tmp_path, text):
     path = tmp_path / "run"
     path.write_text(text)
     return read_ranklist(path)
+
+
+def _check(tmp_path, text):
+    path = tmp_path / "run"
+    path.write_text(text)
+    return check_ranklist(path)
 
 
 def test_three_columns_with_tabs_or_blanks(tmp_path):
@@ -50,14 +59,39 @@ def test_an_empty_file_is_an_empty_run(tmp_path):
         ("q d 1 2", "got 4"),
         ("q Q0 d 1 2.0", "got 5"),
         ("q d best", "run:2: field 'score': expected a number, got 'best'"),
-        ("q d nan", "run:2: field 'score': expected a finite number, got nan"),
-        ("q Q0 d 1 -inf x", "run:2: field 'score': expected a finite number, got -inf"),
+        ("q\ta b c d\t2", "run:2: expected 3 columns as in the lines before, got 6"),
+        ("q d nan", "run:2: field 'score': the score of document 'd' of query 'q' is NaN"),
+        ("q d -NaN", "run:2: field 'score': the score of document 'd' of query 'q' is NaN"),
         ("q one 2", "run:2: field 'docid': document 'one' is given twice for query 'q'"),
     ],
 )
 def test_broken_lines_are_named(tmp_path, line, message):
-    with pytest.raises(FormatError, match=message):
-        _read(tmp_path, f"q one 1\n{line}\n")
+    for read in (_read, _check):
+        with pytest.raises(FormatError, match=message):
+            read(tmp_path, f"q one 1\n{line}\n")
+
+
+def test_a_document_given_twice_is_found_in_scattered_lines(tmp_path):
+    for read in (_read, _check):
+        with pytest.raises(
+            FormatError, match=r"run:3: .*document 'x' is given twice for query 'a'"
+        ):
+            read(tmp_path, "a x 1\nb x 1\na x 2\n")
+
+
+def test_a_run_is_checked_query_by_query(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 10_000)
+    lines = [f"q{query}\tdoc{doc}\t{-doc}\n" for query in range(500) for doc in range(100)]
+    (tmp_path / "run").write_text("".join(lines))
+    tracemalloc.start()
+    size = check_ranklist(tmp_path / "run")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == RunSize(500, 50_000)
+    assert peak < 2_000_000  # the whole run takes four times as much
+    random.Random(1).shuffle(lines)
+    (tmp_path / "run").write_text("".join(lines))
+    assert check_ranklist(tmp_path / "run") == size
 
 
 @pytest.mark.parametrize("trec", [False, True])
@@ -88,3 +122,41 @@ def test_written_best_first_and_ties_as_trec_eval_breaks_them(tmp_path):
 def test_what_would_not_read_back_is_refused(tmp_path, run, message):
     with pytest.raises(FormatError, match=message):
         write_ranklist(tmp_path / "run", run)
+
+
+def test_infinite_scores_rank_first_and_last(tmp_path):
+    run = {"q": {"a": float("inf"), "b": 1.0, "c": float("-inf")}}
+    assert _read(tmp_path, "q c -inf\nq b 1\nq a Inf\n") == run
+    write_ranklist(tmp_path / "run", run)
+    assert read_ranklist(tmp_path / "run") == run
+
+
+def test_docids_with_a_hash_are_kept_whole(tmp_path):
+    assert _read(tmp_path, "q\tmsmarco_v2.1_doc_0#1\t2\n") == {"q": {"msmarco_v2.1_doc_0#1": 2.0}}
+
+
+def test_a_tag_may_have_blanks_in_it(tmp_path):
+    assert _read(tmp_path, "q Q0 d 1 2.5 my own run\n") == {"q": {"d": 2.5}}
+
+
+def test_lines_may_be_shuffled(tmp_path):
+    lines = [f"q{n % 3} Q0 d{n} 0 {n / 7!r} x\n" for n in range(300)]
+    whole = _read(tmp_path, "".join(lines))
+    random.Random(3).shuffle(lines)
+    assert _read(tmp_path, "\r\n".join(line.strip() for line in lines)) == whole
+    assert sum(map(len, whole.values())) == 300
+
+
+def test_ranks_in_place_of_scores_are_refused(tmp_path):
+    with pytest.raises(FormatError, match=r"expected scores, got ranks \(MS MARCO's form\?\)"):
+        _read(tmp_path, "q\ta\t1\nq\tb\t2\nq\tc\t3\np\ta\t1\n")
+    assert _read(tmp_path, "q\ta\t1\nq\tb\t2\n") == {"q": {"a": 1.0, "b": 2.0}}
+    assert len(_read(tmp_path, "q Q0 a 0 1 x\nq Q0 b 0 2 x\nq Q0 c 0 3 x\n")["q"]) == 3
+
+
+def test_a_broken_line_behind_many_is_named(tmp_path):
+    text = "".join(f"q Q0 d{n} {n} {-n} run\n" for n in range(100_000))
+    with pytest.raises(
+        FormatError, match=r"run:100001: field 'docid': document 'd7' is given twice"
+    ):
+        _read(tmp_path, text + "q Q0 d7 1 1 run\n")

@@ -14,6 +14,7 @@ from tevatron.core.contracts.jobs import ExportJob
 from tevatron.core.errors import (
     ConfigError,
     ConflictError,
+    ContractError,
     InputError,
     NotFoundError,
     PromptError,
@@ -23,7 +24,7 @@ from tevatron.core.store.idempotency import IdempotencyKeyReusedError
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.keys import KeyRepository
 from tevatron.core.store.models import IdempotencyKey, Job
-from tevatron.core.store.repository import EVERY_KEY
+from tevatron.core.store.repository import EveryKey
 from tevatron.core.store.scorers import ScorerTarget, release_scorer, request_scorer
 
 
@@ -137,6 +138,11 @@ def test_names_are_resolved_to_ids_and_the_submitted_spec_is_kept(registered):
             "dtype is the scorer's own",
         ),
         (export_job(train="job_0"), NotFoundError, "unknown job 'job_0'"),
+        (
+            eval_job(split="tset"),
+            ConfigError,
+            "split: dataset 'corpus': unknown split 'tset'; there are: dev, test. Did you mean 'test'?",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_and_nothing_is_stored(registered, spec, error, message):
@@ -161,6 +167,34 @@ def test_what_cannot_run_is_refused_and_nothing_is_stored(registered, spec, erro
             {"a": export_job(train={"from": "b"}), "b": export_job(train={"from": "a"})},
             "job 'a': source 'b' is of kind export; one of kind train is needed here",
         ),
+        (
+            {
+                "tune": train_job(arguments={"max_steps": 4}),
+                "half": export_job(train={"from": "tune"}, step=5),
+            },
+            "job 'half': step: the train job ends at step 4 (max_steps), got 5",
+        ),
+        (
+            {"tune": train_job(), "half": export_job(train={"from": "tune"}, form="adapter")},
+            "job 'half': form: 'adapter' needs a LoRA run of the hf backend with head 'yes_no', "
+            "got use_lora False, backend 'hf', head 'yes_no'",
+        ),
+        (
+            {
+                "tune": train_job(arguments={"use_lora": True}),
+                "half": export_job(train={"from": "tune"}, form="adapter"),
+                "table": eval_job(rerank={"checkpoint": {"from": "half"}}),
+            },
+            "job 'table': rerank: source 'half' publishes an adapter alone, which no scorer serves",
+        ),
+        (
+            {
+                "tune": train_job(arguments={"dtype": "bfloat16", "export_dtype": "float32"}),
+                "half": export_job(train={"from": "tune"}),
+                "table": eval_job(rerank={"checkpoint": {"from": "half"}, "dtype": "bfloat16"}),
+            },
+            "job 'table': dtype: the contract has no tolerance for bfloat16: it was proved in float32",
+        ),
     ],
 )
 def test_a_group_that_does_not_fit_together_is_refused(registered, specs, message):
@@ -182,6 +216,59 @@ def test_an_export_takes_a_train_job_by_id_or_name(registered):
     [other] = send(registered, {"other": eval_job()})
     with pytest.raises(ConfigError, match="is of kind eval; an export needs a train job"):
         send(registered, {"": export_job(train=other)})
+
+
+def test_what_fits_another_jobs_output_is_taken(registered):
+    lora = {"use_lora": True, "dtype": "bfloat16", "max_steps": 4}
+    specs = {
+        "tune": train_job(arguments=lora),
+        "adapter": export_job(train={"from": "tune"}, form="adapter", step=4),
+        "half": export_job(train={"from": "tune"}, dtype="float16"),
+        "a": eval_job(rerank={"checkpoint": {"from": "tune"}, "dtype": "bfloat16"}),
+        "b": eval_job(rerank={"checkpoint": {"from": "half"}, "dtype": "float16"}),
+        "c": eval_job(rerank={"checkpoint": {"from": "half"}, "dtype": "float32"}, split="dev"),
+    }
+    assert len(send(registered, specs)) == 6
+
+
+def test_an_export_of_a_finished_training_takes_a_step_that_was_saved(registered):
+    [tune] = send(registered, {"tune": train_job()})
+    held = claim(registered)
+    with registered.begin() as session:
+        succeed(session, held, {"saved_steps": [2, 4]})
+    send(registered, {"": export_job(train=tune, step=4)})
+    with pytest.raises(ConfigError, match="step: train job 'tune' has the saved steps 2, 4, got 3"):
+        send(registered, {"": export_job(train="tune", step=3)})
+    with pytest.raises(ConfigError, match="form: 'adapter' needs a LoRA run"):
+        send(registered, {"": export_job(train="tune", form="adapter")})
+
+
+def test_a_checkpoint_is_named_with_a_dtype_that_it_was_proved_in(registered):
+    [tune] = send(registered, {"tune": train_job()})
+    with registered.begin() as session:
+        proved = {"tolerance": {"float32": 0.001, "bfloat16": 0.01}}
+        publish_checkpoint(session, tune, name="tune", contract=proved)
+    for dtype in (None, "float32", "bfloat16"):
+        send(registered, {"": eval_job(rerank={"checkpoint": "tune", "dtype": dtype})})
+    with pytest.raises(
+        ContractError, match="no tolerance for float16: it was proved in bfloat16, float32"
+    ):
+        send(registered, {"": eval_job(rerank={"checkpoint": "tune", "dtype": "float16"})})
+
+
+def test_an_adapters_checkpoint_is_not_for_a_scorer(registered):
+    lora = {"use_lora": True}
+    _, adapter = send(
+        registered,
+        {
+            "tune": train_job(arguments=lora),
+            "adapter": export_job(train={"from": "tune"}, form="adapter"),
+        },
+    )
+    with registered.begin() as session:
+        publish_checkpoint(session, adapter, name="adapter")
+    with pytest.raises(ConfigError, match="checkpoint 'adapter' is an adapter alone"):
+        send(registered, {"": eval_job(rerank={"checkpoint": "adapter"})})
 
 
 def test_the_newest_of_two_checkpoints_of_one_name_is_meant(registered):
@@ -306,13 +393,13 @@ def test_a_keys_rows_are_seen_by_this_key_and_the_administrator_only(registered)
         jobs = JobRepository(session)
         assert jobs.get("same", key_id=key.id).id == mine
         assert jobs.get("same", key_id=None).id == keyless
-        assert jobs.get(mine, key_id=EVERY_KEY).id == mine
+        assert jobs.get(mine, key_id=EveryKey()).id == mine
         with pytest.raises(NotFoundError, match="unknown job"):
             jobs.get(mine, key_id=None)
         with pytest.raises(NotFoundError, match="unknown job"):
             jobs.request_cancel(keyless, key_id=key.id)
         assert [row.id for row in jobs.list_jobs(key_id=key.id).items] == [mine]
-        assert {row.id for row in jobs.list_jobs(key_id=EVERY_KEY).items} == {mine, keyless}
+        assert {row.id for row in jobs.list_jobs(key_id=EveryKey()).items} == {mine, keyless}
 
 
 def test_another_keys_dataset_is_unknown(registered):

@@ -36,7 +36,7 @@ def test_a_model_has_one_place(sessions, place):
 def test_a_dataset_whose_content_is_to_come_is_not_taken_by_a_job(sessions):
     with sessions.begin() as session:
         datasets = DatasetRepository(session)
-        dataset = datasets.create_awaiting("later", key_id=None, kind=DatasetKind.TRAINING)
+        dataset = datasets.create("later", key_id=None, kind=DatasetKind.TRAINING)
         assert dataset.path == f"datasets/{dataset.id}/content"
         with pytest.raises(ConflictError, match="upload its content first"):
             datasets.get_of_kind("later", dataset.kind, key_id=None)

@@ -58,6 +58,14 @@ def ready(sessions, held, port=1):
     )
 
 
+def test_a_host_claims_what_its_engines_can_serve(sessions, checkpoint):
+    wanted = ScorerTarget(checkpoint_id=checkpoint, engine="vllm")
+    scorer_id = do(sessions, request_scorer, wanted, key_id=None)
+    assert do(sessions, claim_next_scorer, host="h", lease_s=60.0, engines=["hf"]) is None
+    claim = do(sessions, claim_next_scorer, host="h", lease_s=60.0, engines=["hf", "vllm"])
+    assert (claim.scorer_id, claim.target.engine) == (scorer_id, "vllm")
+
+
 def end_leases(sessions):
     with sessions.begin() as session:
         session.execute(text("UPDATE scorers SET lease_until = now() - interval '1 hour'"))

@@ -6,10 +6,10 @@ import threading
 import time
 from contextlib import contextmanager
 
-import psycopg
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 from tests.core.store.test_claims import cancel, do, end_lease
+from tests.support.database import database_away
 from tests.support.processes import wait_for
 from tests.support.store import eval_job, job, publish_checkpoint, states, submit, train_job
 
@@ -85,24 +85,6 @@ def wait_for_state(sessions, job_id, state):
 def events(sessions, job_id, kind):
     with sessions() as session:
         return [one.data for one in JobRepository(session).events_page(job_id) if one.type == kind]
-
-
-@contextmanager
-def database_away(url):
-    """Refuse and end every connection to the test's database."""
-    name = make_url(url).database
-    server = make_url(url).set(drivername="postgresql", database="postgres")
-    with psycopg.connect(
-        server.render_as_string(hide_password=False), autocommit=True
-    ) as connection:
-        connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-        )
-        try:
-            yield
-        finally:
-            connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
 
 def test_without_a_job_there_is_nothing_to_do(worker):

@@ -1,50 +1,20 @@
-import sys
 import time
+from pathlib import Path
 
-import pytest
-
-from tevatron.scorer.host.child import Bound, Child, child_environment
+from tevatron.scorer.host.child import Bound, Child
 
 LOOPBACK = Bound(bind_host="127.0.0.1", port=0, advertised_host="127.0.0.1")
 
 
-def test_the_environment_holds_no_secret_and_what_a_model_needs():
-    environment = {
-        "PATH": "/bin",
-        "HOME": "/home/u",
-        "HF_HOME": "/cache",
-        "OMP_NUM_THREADS": "1",
-        "LC_ALL": "C",
-        "TEVATRON_DATABASE_URL": "postgresql+psycopg://u:p@h/d",
-        "TEVATRON_BROKER_URL": "redis://h",
-        "TEVATRON_API_KEY": "key",
-        "TEVATRON_HOME": "/t",
-        "PGPASSWORD": "p",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "HF_TOKEN": "t",
-        "TEVATRON_SCORER_TOKEN": "another's",
-    }
-    assert child_environment(environment, token="mine", devices=None) == {
-        "PATH": "/bin",
-        "HOME": "/home/u",
-        "HF_HOME": "/cache",
-        "OMP_NUM_THREADS": "1",
-        "LC_ALL": "C",
-        "TEVATRON_SCORER_TOKEN": "mine",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-def test_the_hub_and_its_token_are_for_hosts_whose_operator_allows_it():
-    given = {"HF_TOKEN": "t", "HF_HUB_CACHE": "/cache"}
-    allowed = child_environment(given, token="mine", devices=None, allow_hub=True)
-    assert allowed == {**given, "TEVATRON_SCORER_TOKEN": "mine"}
-
-
-@pytest.mark.parametrize(("devices", "visible"), [("cpu", ""), ("1", "1")])
-def test_a_place_sees_its_own_device_only(devices, visible):
-    environment = child_environment({"CUDA_VISIBLE_DEVICES": "0,1,2"}, token="t", devices=devices)
-    assert environment["CUDA_VISIBLE_DEVICES"] == visible
+def test_the_child_gets_a_token_of_its_own_and_no_secret_of_the_host(monkeypatch):
+    for name in ("TEVATRON_DATABASE_URL", "TEVATRON_SCORER_TOKEN", "PGPASSWORD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "canary")
+    child = Child(["--backend", "hf", "--model", "m"], bound=LOOPBACK, devices="cpu")
+    environment = Path(f"/proc/{child.pid}/environ").read_text()
+    child.kill()
+    assert "canary" not in environment
+    assert f"TEVATRON_SCORER_TOKEN={child.token}\0" in environment
+    assert "CUDA_VISIBLE_DEVICES=\0" in environment
 
 
 def _ended(child):
@@ -84,7 +54,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(monkeypatch, tmp
     stubborn.write_text(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
-    monkeypatch.setattr("tevatron.scorer.host.child.SERVER", [sys.executable, str(stubborn)])
+    monkeypatch.setattr("tevatron.scorer.host.child.SERVER", [str(stubborn)])
     child = Child([], bound=LOOPBACK, devices="cpu")
     deadline = time.monotonic() + 60
     while "up" not in child.last_words() and time.monotonic() < deadline:

@@ -38,7 +38,7 @@ STAND_IN = Path(__file__).parents[2] / "support" / "stand_in_server.py"
 WITH_STAND_IN = """
 import sys
 from tevatron.scorer.host import child
-child.SERVER = (sys.executable, sys.argv.pop(1))
+child.SERVER = (sys.argv.pop(1),)
 from tevatron.scorer.main import main
 sys.exit(main())
 """

@@ -4,8 +4,9 @@ import threading
 
 import httpx
 import pytest
-from tests.support.scorers import served
+from tests.support.scorers import running_app, served
 
+from tevatron.core.errors import ConfigError, ContractError
 from tevatron.core.prompts import Pair
 from tevatron.scorer.engines.base import EngineInfo
 from tevatron.scorer.engines.fake import FakeEngine
@@ -15,22 +16,23 @@ from tevatron.scorer.server import ServerOptions, create_app
 class _GatedEngine:
     """Waits before each pass until the test lets it go on."""
 
-    def __init__(self, result=None):
+    def __init__(self, result=None, max_batch_tokens=2048):
+        self.max_batch_tokens = max_batch_tokens
         self.gate = threading.Event()
         self.entered = threading.Event()
         self.passes = []
-        self._result = result
+        self.result = result
 
     def score(self, token_ids):
         self.entered.set()
         assert self.gate.wait(20)
         self.passes.append([len(ids) for ids in token_ids])
-        if isinstance(self._result, Exception):
-            raise self._result
-        return [1.0 if self._result is None else self._result for _ in token_ids]
+        if isinstance(self.result, Exception):
+            raise self.result
+        return [1.0 if self.result is None else self.result for _ in token_ids]
 
     def info(self):
-        return EngineInfo(dtype="float32", device="cpu")
+        return EngineInfo(dtype="float32", device="cpu", max_batch_tokens=self.max_batch_tokens)
 
 
 def _open_engine(result):
@@ -44,14 +46,7 @@ def _run(test, *, engine=None, options=None, **changes):
 
     async def inner():
         what = served(engine, **changes)
-        app = create_app(what, options)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(
-                transport=httpx.ASGITransport(app, raise_app_exceptions=False),
-                base_url="http://scorer",
-            ) as client,
-        ):
+        async with running_app(lambda: what, options) as client:
             await test(client, what)
 
     asyncio.run(inner())
@@ -160,7 +155,7 @@ def test_a_query_that_fills_the_prompt_is_422_and_named():
         detail = _problem(
             await client.post("/score", json={"candidates": candidates}), 422, "query_too_long"
         )
-        assert detail.startswith("query_id 'long-one': query 'xxx")
+        assert detail.startswith("query_id 'long-one', docid 'd': query 'xxx")
         assert "20000 characters" in detail
 
     _run(test)
@@ -171,7 +166,7 @@ def test_a_score_that_is_no_number_is_422_and_names_the_pair(score):
     async def test(client, what):
         response = await client.post("/score", json={"candidates": _candidates("x", "y")})
         detail = _problem(response, 422, "not_finite")
-        assert detail.startswith(f"query '1', document 'd0' scores {score}")
+        assert detail.startswith(f"query_id '1', docid 'd0' scores {score}")
 
     _run(test, engine=_open_engine(score))
 
@@ -182,10 +177,16 @@ def test_an_engine_that_raises_is_500_and_after_three_times_not_ready():
             assert (await client.get("/ready")).status_code == 200
             response = await client.post("/score", json={"candidates": _candidates("x")})
             assert "RuntimeError: out of memory" in _problem(response, 500, "engine_failed")
-        assert "engine fails" in _problem(await client.get("/ready"), 503, "unavailable")
-        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert "engine fails" in _problem(await client.get("/ready"), 503, "engine_failed")
+        _problem(await client.get("/health"), 503, "engine_failed")
+        engine.result = None
+        assert (
+            await client.post("/score", json={"candidates": _candidates("x")})
+        ).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
 
-    _run(test, engine=_open_engine(RuntimeError("out of memory")))
+    engine = _open_engine(RuntimeError("out of memory"))
+    _run(test, engine=engine)
 
 
 def test_a_full_queue_is_429_with_retry_after():
@@ -203,31 +204,35 @@ def test_a_full_queue_is_429_with_retry_after():
         assert [(await task).status_code for task in (first, second)] == [200, 200]
 
     # A prompt has 137 tokens and a pass takes one: 23 of 24 wait.
-    _run(test, engine=engine, max_batch_tokens=150, options=ServerOptions(max_queue_tokens=3400))
+    engine.max_batch_tokens = 150
+    _run(test, engine=engine, options=ServerOptions(max_queue_tokens=3400))
 
 
 async def _waiting_tokens(client, number):
     """Wait until so many tokens wait."""
     for _ in range(500):
-        if f"queue_tokens {number}\n" in (await client.get("/metrics")).text:
+        if f"queue_tokens {float(number)}\n" in (await client.get("/metrics")).text:
             return
         await asyncio.sleep(0.02)
 
 
-def test_a_request_that_does_not_begin_in_time_is_429():
+def test_a_request_past_its_deadline_is_429_and_says_how_far_it_came():
     engine = _GatedEngine()
 
     async def test(client, what):
         first = asyncio.create_task(client.post("/score", json={"candidates": _candidates("x")}))
         assert await asyncio.to_thread(engine.entered.wait, 10)
         response = await client.post("/score", json={"candidates": _candidates("y")})
-        assert "waited 1 s and did not begin" in _problem(response, 429, "busy")
+        assert "0 of 1 pairs were scored within 1 s" in _problem(response, 429, "busy")
         assert response.headers["retry-after"] == "1"
+        assert (await first).status_code == 429
         engine.gate.set()
-        assert (await first).status_code == 200
-        assert len(engine.passes) == 1
+        response = await client.post("/score", json={"candidates": _candidates("z")})
+        assert response.status_code == 200
+        # What was given up while it waited is not run; what ran already when its deadline passed is.
+        assert [len(lengths) for lengths in engine.passes] == [1, 1]
 
-    _run(test, engine=engine, options=ServerOptions(max_wait_s=1))
+    _run(test, engine=engine, options=ServerOptions(deadline_s=1))
 
 
 def test_too_many_requests_in_flight_are_429():
@@ -294,14 +299,21 @@ def test_metrics_count():
         await client.post("/score", json={})
         text = (await client.get("/metrics")).text
         for line in (
-            'tevatron_scorer_requests_total{status="200"} 1',
-            'tevatron_scorer_requests_total{status="422"} 1',
-            "tevatron_scorer_pairs_total 2",
-            "tevatron_scorer_truncated_pairs_total 1",
-            "tevatron_scorer_queue_tokens 0",
-            "tevatron_scorer_requests_in_flight 0",
+            'tevatron_scorer_requests_total{path="/score",status="200"} 1.0',
+            'tevatron_scorer_requests_total{path="/score",status="422"} 1.0',
+            "tevatron_scorer_pairs_total 2.0",
+            "tevatron_scorer_prompt_tokens_total 314.0",
+            "tevatron_scorer_truncated_pairs_total 1.0",
+            "tevatron_scorer_truncated_tokens_total 701.0",
+            "tevatron_scorer_queue_tokens 0.0",
+            "tevatron_scorer_num_requests_running 0.0",
+            "tevatron_scorer_num_requests_waiting 0.0",
+            "tevatron_scorer_max_probe_difference NaN",
+            "tevatron_scorer_ready 1.0",
         ):
             assert line in text.splitlines()
+        for name in ("e2e_request_latency_seconds", "request_queue_time_seconds", "batch_tokens"):
+            assert f"# TYPE tevatron_scorer_{name} histogram" in text
 
     _run(test)
 
@@ -358,11 +370,12 @@ def test_unknown_routes_and_methods_are_problems_too():
     _run(test)
 
 
-def test_openapi_describes_the_body():
+def test_openapi_describes_the_bodies():
     async def test(client, what):
-        operation = (await client.get("/openapi.json")).json()["paths"]["/score"]["post"]
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        assert set(schema["properties"]) == {"candidates", "query_prefix", "passage_prefix"}
+        document = (await client.get("/openapi.json")).json()
+        body = document["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
+        assert set(body["schema"]["properties"]) == {"candidates", "query_prefix", "passage_prefix"}
+        assert "Candidate" in document["components"]["schemas"]
 
     _run(test)
 
@@ -421,21 +434,137 @@ def test_closing_answers_what_waits_with_503():
     engine = _GatedEngine()
 
     async def inner():
-        what = served(engine)
-        app = create_app(what)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://scorer") as client:
-            async with app.router.lifespan_context(app):
-                first = asyncio.create_task(
-                    client.post("/score", json={"candidates": _candidates("x")})
-                )
-                assert await asyncio.to_thread(engine.entered.wait, 10)
-                second = asyncio.create_task(
-                    client.post("/score", json={"candidates": _candidates("y")})
-                )
-                await _waiting_tokens(client, 58)
-                threading.Timer(0.2, engine.gate.set).start()
-            _problem(await second, 503, "unavailable")
-            assert (await first).status_code == 503
+        async with running_app(lambda: served(engine)) as client:
+            first = asyncio.create_task(
+                client.post("/score", json={"candidates": _candidates("x")})
+            )
+            assert await asyncio.to_thread(engine.entered.wait, 10)
+            second = asyncio.create_task(
+                client.post("/score", json={"candidates": _candidates("y")})
+            )
+            await _waiting_tokens(client, 58)
+            threading.Timer(0.2, engine.gate.set).start()
+        _problem(await second, 503, "unavailable")
+        assert (await first).status_code == 503
 
     asyncio.run(inner())
+
+
+def test_while_the_model_loads_the_server_says_so():
+    gate = threading.Event()
+
+    def load():
+        assert gate.wait(20)
+        return served()
+
+    async def inner():
+        app = create_app(load)
+        transport = httpx.ASGITransport(app)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://scorer") as client,
+            app.router.lifespan_context(app),
+        ):
+            health = await client.get("/health")
+            assert (health.status_code, health.json()) == (200, {"status": "starting"})
+            assert _problem(await client.get("/ready"), 503, "starting") == (
+                "the model is being loaded"
+            )
+            body = {"candidates": _candidates("x")}
+            _problem(await client.post("/score", json=body), 503, "starting")
+            texts = await client.post("/rerank", json={"query": "q", "texts": ["a"]})
+            assert (texts.status_code, texts.json()["error_type"]) == (503, "Unhealthy")
+            _problem(await client.get("/info"), 503, "starting")
+            assert "tevatron_scorer_ready 0.0\n" in (await client.get("/metrics")).text
+            gate.set()
+            async with asyncio.timeout(20):
+                while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (await client.post("/score", json=body)).status_code == 200
+
+    asyncio.run(inner())
+
+
+def test_a_contract_that_is_not_kept_is_told_by_ready_and_health_and_never_scored():
+    def load():
+        raise ContractError("probe 3 scores differently: contract 1.0, got 2.0, allowed 0.001")
+
+    async def inner():
+        async with running_app(load) as client:
+            for response in (
+                await client.get("/ready"),
+                await client.get("/health"),
+                await client.get("/info"),
+                await client.post("/score", json={"candidates": _candidates("x")}),
+                await client.post("/v2/rerank", json={"query": "q", "documents": ["a"]}),
+            ):
+                detail = _problem(response, 503, "contract_mismatch")
+                assert detail == "probe 3 scores differently: contract 1.0, got 2.0, allowed 0.001"
+
+    asyncio.run(inner())
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server():
+    failures = []
+
+    def load():
+        raise ConfigError("no such thing")
+
+    async def inner():
+        app = create_app(load, on_failure=failures.append)
+        async with app.router.lifespan_context(app), asyncio.timeout(20):
+            while not failures:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(inner())
+    assert [str(failure) for failure in failures] == ["no such thing"]
+
+
+def test_the_proof_is_shown_in_metrics():
+    async def test(client, what):
+        text = (await client.get("/metrics")).text
+        assert "tevatron_scorer_max_probe_difference 0.0004\n" in text
+        assert 'tevatron_scorer_info{backend="fake"' in text
+
+    _run(test, max_probe_difference=0.0004)
+
+
+def test_rendering_a_large_request_does_not_make_a_small_one_wait():
+    async def test(client, what):
+        render_all = what.renderer.render_all
+
+        def slowly(pairs):
+            threading.Event().wait(0.02)
+            return render_all(pairs)
+
+        what.renderer.render_all = slowly
+        body = {"candidates": _candidates(*["x"] * 5000)}
+        big = asyncio.create_task(client.post("/score", json=body))
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(1):
+            small = await client.post("/score", json={"candidates": _candidates("y")})
+        assert small.status_code == 200
+        assert not big.done()
+        assert len((await big).json()["scores"]) == 5000
+
+    _run(test)
+
+
+def test_scoring_begins_before_a_large_request_is_rendered_whole():
+    engine = _GatedEngine()
+
+    async def test(client, what):
+        render_all, parts = what.renderer.render_all, []
+
+        def counted(pairs):
+            parts.append(len(pairs))
+            if len(parts) > 1:
+                assert engine.entered.wait(10)
+            return render_all(pairs)
+
+        what.renderer.render_all = counted
+        engine.gate.set()
+        body = {"candidates": _candidates(*["x"] * 200)}
+        assert (await client.post("/score", json=body)).status_code == 200
+        assert parts == [64, 64, 64, 8]
+
+    _run(test, engine=engine)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.program.training import losses, make_run, of_type, read_events, run_training
+from torch.nn.parallel import DistributedDataParallel
 
 from tevatron.trainer.program.train import write_config
 
@@ -102,3 +103,14 @@ def test_a_failure_is_reported_and_ends_all_ranks(llama, tmp_path):
     assert failed["reason"] == "data_error"
     assert failed["phase"] == "preparing"
     assert "train.jsonl:1" in failed["message"]
+
+
+def test_one_rank_under_torchrun_keeps_no_second_copy_of_its_gradients(
+    llama, dataset, tmp_path, monkeypatch
+):
+    wrapped = []
+    monkeypatch.setattr(DistributedDataParallel, "__init__", lambda *_, **__: wrapped.append(True))
+    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    run_training(make_run(llama, dataset, tmp_path, max_steps=1))
+    assert wrapped == []

@@ -165,6 +165,11 @@ def test_resuming_at_the_border_of_two_epochs(llama, dataset, tmp_path, monkeypa
     assert losses(run_training(run)) == pytest.approx(losses(plain[1]), abs=1e-6)
 
 
+def test_the_first_and_the_last_step_are_always_logged(llama, dataset, tmp_path):
+    events = run_training(make_run(llama, dataset, tmp_path, logging_steps=100))
+    assert [data["step"] for data in of_type(events, "metrics")] == [1, 8]
+
+
 def test_a_mean_over_steps_does_not_notice_the_break(llama, dataset, tmp_path, monkeypatch):
     whole = run_training(make_run(llama, dataset, tmp_path / "whole", logging_steps=4))
     run = make_run(llama, dataset, tmp_path / "broken", logging_steps=4)

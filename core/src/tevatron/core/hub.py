@@ -1,12 +1,19 @@
-"""From a model's name to its folder: one that is there, or one that is fetched from the hub. Knows no model."""
+"""What comes from the Hugging Face hub: a model's folder, and a dataset repository's files. Knows no model, no format.
+
+HF_ENDPOINT names another hub, HF_TOKEN opens what is not public; both are the library's own.
+"""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from tevatron.core.errors import ConfigError
+from tevatron.core.errors import ConfigError, TooLargeError
 
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_MODEL_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """No pickled weights and no code."""
 
 
@@ -23,9 +30,70 @@ def model_folder(name_or_path: str, *, revision: str | None = None) -> Path:
     # Heavy, and of no use where models are folders.
     from huggingface_hub import snapshot_download
 
+    with _refusals(f"model '{name_or_path}' is no folder here and"):
+        return Path(snapshot_download(name_or_path, revision=revision, allow_patterns=_MODEL_FILES))
+
+
+def fetch_dataset(
+    hub_id: str, *, revision: str, files: Sequence[str], folder: Path, max_bytes: int
+) -> list[str]:
+    """Fetch files of a dataset repository into a new folder, and return their names in the repository.
+
+    Args:
+        hub_id: Of the repository, owner/name.
+        revision: Commit, tag or branch.
+        files: Names, or patterns with `*`.
+        folder: Holds nothing else afterwards.
+        max_bytes: Of all of them together.
+
+    Raises:
+        ConfigError: The repository cannot be read, or has no such file.
+        TooLargeError: They are larger than that; nothing is fetched then.
+    """
+    # Heavy, and of no use where datasets are files.
+    from huggingface_hub import snapshot_download
+
+    with _refusals(f"dataset '{hub_id}' at revision '{revision}'"):
+        found = snapshot_download(
+            hub_id,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=[*files],
+            local_dir=folder,
+            dry_run=True,
+        )
+        if not found:
+            raise ConfigError(
+                f"dataset '{hub_id}' at revision '{revision}' has no file {' or '.join(files)}"
+            )
+        num_bytes = sum(file.file_size or 0 for file in found)
+        if num_bytes > max_bytes:
+            raise TooLargeError(
+                f"dataset '{hub_id}': {num_bytes} bytes in {len(found)} files, over the limit of {max_bytes}"
+            )
+        snapshot_download(
+            hub_id,
+            repo_type="dataset",
+            # A branch may have moved on meanwhile.
+            revision=found[0].commit_hash,
+            allow_patterns=[file.filename for file in found],
+            local_dir=folder,
+        )
+    # The library's notes about what it has fetched.
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return sorted(file.filename for file in found)
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Turn whatever the hub, the network or the disk says into one sentence; no progress bars into a log."""
+    # With the library alone.
+    import httpx
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
-        return Path(snapshot_download(name_or_path, revision=revision, allow_patterns=_FILES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model '{name_or_path}' is no folder here and cannot be fetched from the hub: {error}"
-        ) from error
+        yield
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise ConfigError(f"{what} cannot be fetched from the hub: {error}") from error

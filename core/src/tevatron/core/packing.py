@@ -5,13 +5,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+UNEVEN = 0.005
+"""By how much of the mean the fullest bin may stand out before swaps are tried; many short items are under it anyway."""
+MOST_SWAPS = 100
+NEAREST = 16
+"""How many of the emptiest bins a swap is looked for in."""
+
 
 def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     """Place items into few bins of at most `max_tokens`, evenly filled; return their indices by bin.
 
-    Best-fit decreasing finds how many bins are enough; longest-first onto the emptiest bin then levels them, so that
-    ranks and passes take alike long. An item longer than the budget gets a bin of its own. Every index appears exactly
-    once; equal input gives equal output.
+    Best-fit decreasing finds how many bins are enough; longest-first onto the emptiest bin then levels them, and swaps
+    out of the fullest one level the rest, so that ranks and passes take alike long. An item longer than the budget gets
+    a bin of its own. Every index appears exactly once; equal input gives equal output.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     long = [[index] for index in order if lengths[index] > max_tokens]
@@ -60,4 +66,38 @@ def _level(lengths: Sequence[int], order: Sequence[int], *, num_bins: int) -> li
         filled, place = heap[0]
         bins[place].append(index)
         heapq.heapreplace(heap, (filled + lengths[index], place))
+    _swap(lengths, bins)
     return bins
+
+
+def _swap(lengths: Sequence[int], bins: list[list[int]]) -> None:
+    """Lower the fullest bin by one swap with another bin at a time, while it stands out and a swap helps."""
+    filled = [sum(lengths[index] for index in indices) for indices in bins]
+    for _ in range(MOST_SWAPS):
+        fullest = max(range(len(bins)), key=filled.__getitem__, default=0)
+        if not bins or filled[fullest] * len(bins) <= sum(filled) * (1 + UNEVEN):
+            return
+        found = _best_swap(lengths, bins, filled, fullest)
+        if found is None:
+            return
+        own, place, other = found
+        difference = lengths[bins[fullest][own]] - lengths[bins[place][other]]
+        bins[fullest][own], bins[place][other] = bins[place][other], bins[fullest][own]
+        filled[fullest] -= difference
+        filled[place] += difference
+
+
+def _best_swap(
+    lengths: Sequence[int], bins: list[list[int]], filled: list[int], fullest: int
+) -> tuple[int, int, int] | None:
+    """Return (item of the fullest bin, other bin, item of it) whose swap leaves the fuller of both lowest, if any does."""
+    emptiest = heapq.nsmallest(NEAREST, range(len(bins)), key=filled.__getitem__)
+    lowest, best = filled[fullest], None
+    for own, index in enumerate(bins[fullest]):
+        for place in emptiest:
+            for other, candidate in enumerate(bins[place]):
+                difference = lengths[index] - lengths[candidate]
+                fuller = max(filled[fullest] - difference, filled[place] + difference)
+                if fuller < lowest:
+                    lowest, best = fuller, (own, place, other)
+    return best

@@ -10,7 +10,7 @@ where that is too long, of the same string with fewer of the passage's tokens at
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from tevatron.core.errors import PromptError, QueryTooLongError, unknown_name
@@ -51,6 +51,8 @@ class Pair:
     query: str
     text: str
     title: str = ""
+    instruction: str | None = None
+    """What counts as relevant, in place of the template's own words; for a template that has some."""
 
 
 class Rendered(NamedTuple):
@@ -94,6 +96,8 @@ class Template:
     passage_prefix: str | None = DEFAULT_PASSAGE_PREFIX
     special_tokens: bool = True
     """Whether the tokenizer adds its own special tokens (BOS) around the prompt."""
+    instruction: str | None = None
+    """Its words for what counts as relevant; None where the template has no place for them."""
 
     def readable(self) -> str:
         """Return the template as a person reads it, with `{slots}`."""
@@ -138,14 +142,17 @@ def _write_relevant(pair: Pair, query_prefix: str, passage_prefix: str) -> Parts
 _QWEN3_BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: "
+    "<Instruct>: "
 )
+_QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def _write_qwen3(pair: Pair, _query_prefix: str, _passage_prefix: str) -> Parts:
     passage = f"{pair.title.strip()} {pair.text}".strip()
-    return Parts(f"{_QWEN3_BEFORE}{pair.query}\n<Document>: ", passage, _QWEN3_AFTER)
+    instruction = _QWEN3_INSTRUCTION if pair.instruction is None else pair.instruction
+    before = f"{_QWEN3_BEFORE}{instruction}\n<Query>: {pair.query}\n<Document>: "
+    return Parts(before, passage, _QWEN3_AFTER)
 
 
 TEMPLATES: dict[str, Template] = {
@@ -161,6 +168,7 @@ TEMPLATES: dict[str, Template] = {
             query_prefix=None,
             passage_prefix=None,
             special_tokens=False,
+            instruction=_QWEN3_INSTRUCTION,
         ),
         Template(
             name="relevant",
@@ -227,6 +235,15 @@ class Renderer:
         )
         encoded: list[list[int]] = encoding["input_ids"]  # type: ignore[assignment]  # the protocol's other key differs
         return [self._fit(pair, ids) for pair, ids in zip(pairs, encoded, strict=True)]
+
+    def cut_text(self, pair: Pair, *, max_tokens: int) -> tuple[Pair, int]:
+        """Return the pair with its text cut to so many tokens of its own, and how many were cut."""
+        encoding = self._tokenizer(pair.text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets: list[tuple[int, int]] = encoding["offset_mapping"]  # type: ignore[assignment]  # as in render_all
+        if len(offsets) <= max_tokens:
+            return pair, 0
+        text = pair.text[: offsets[max_tokens - 1][1]]
+        return replace(pair, text=text), len(offsets) - max_tokens
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=self.template.special_tokens))

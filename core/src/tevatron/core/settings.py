@@ -70,6 +70,8 @@ class Settings(BaseModel):
     """What this worker or host owns: `cpu`, or a list of GPU indices such as `0,1`."""
     megatron_python: Path | None = None
     """Interpreter of the environment with Megatron, which starts the ranks of `backend: megatron` jobs."""
+    vllm_python: Path | None = None
+    """Interpreter of the environment with vLLM, in which a scorer host starts servers of engine `vllm`."""
     advertise_url: str | None = None
     """Base URL under which others reach a scorer that this host starts; its port is filled in."""
     scorer_start_s: float = 600.0

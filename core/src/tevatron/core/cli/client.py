@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 import httpx
 from pydantic import JsonValue, TypeAdapter
 
-from tevatron.core.contracts.jobs import FINAL_STATES, JobEvent, JobGroup, JobSpec
+from tevatron.core.contracts.jobs import JobEvent, JobGroup, JobSpec
 from tevatron.core.contracts.resources import (
     CheckpointResource,
     DatasetRequest,
@@ -36,6 +36,8 @@ from tevatron.core.errors import ConfigError, TevatronError, UnavailableError
 from tevatron.core.settings import Settings
 
 TIMEOUT_S = 60.0
+READING_TIMEOUT_S = 3600.0
+"""For a registration, which ends when a whole model or dataset was read, or fetched from the hub."""
 ATTEMPTS = 6
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 POLL_S = 1.0
@@ -163,28 +165,47 @@ class Client:
                 return found
             after = found[-1].seq
 
-    def follow(self, job_id: str, *, after: int = 0, poll_s: float = POLL_S) -> Iterator[JobEvent]:
-        """Yield events as they come, until the job is over."""
+    def follow(self, job_id: str) -> Iterator[JobEvent]:
+        """Yield events as they come, until the job is over; a stream that breaks off is taken up again."""
+        headers = {"Accept": "text/event-stream"}
+        path = f"/v1/jobs/{job_id}/events"
         while True:
-            over = self.job(job_id).state in FINAL_STATES
-            for event in self.events(job_id, after=after):
-                after = event.seq
-                yield event
-            if over:
-                return
-            time.sleep(poll_s)
+            # Raises where there is no such job, or where the API does not come back.
+            self.job(job_id)
+            try:
+                with self._http.stream("GET", path, headers=headers) as answer:
+                    for event in _streamed(answer):
+                        headers["Last-Event-ID"] = str(event.seq)
+                        yield event
+                        if event.ends_job:
+                            return
+                if answer.status_code == httpx.codes.NO_CONTENT:
+                    return
+            except httpx.TransportError:
+                pass  # asked again below, from the last event on
+            time.sleep(POLL_S)
 
     # What jobs use and make
 
     def register_model(self, request: ModelRequest) -> ModelResource:
-        """Register a base model."""
+        """Register a base model; returns when all of it is hashed."""
         body = request.model_dump(mode="json", exclude_none=True)
-        return ModelResource.model_validate(self._send("POST", "/v1/models", body=body))
+        answer = self._send("POST", "/v1/models", body=body, timeout_s=READING_TIMEOUT_S)
+        return ModelResource.model_validate(answer)
 
     def register_dataset(self, request: DatasetRequest) -> DatasetResource:
-        """Register a dataset by its path."""
+        """Register a dataset by its path or hub id; returns when all of it is read."""
         body = request.model_dump(mode="json", exclude_none=True)
-        return DatasetResource.model_validate(self._send("POST", "/v1/datasets", body=body))
+        answer = self._send("POST", "/v1/datasets", body=body, timeout_s=READING_TIMEOUT_S)
+        return DatasetResource.model_validate(answer)
+
+    def find_model(self, ref: str) -> ModelResource | None:
+        """Return the model that a job would take under this name or id, if there is one."""
+        return self._find(f"/v1/models/{ref}", ModelResource)
+
+    def find_dataset(self, ref: str) -> DatasetResource | None:
+        """Return the dataset that a job would take under this name or id, if there is one."""
+        return self._find(f"/v1/datasets/{ref}", DatasetResource)
 
     def models(self) -> list[ModelResource]:
         """Return the registered models."""
@@ -213,6 +234,14 @@ class Client:
 
     # HTTP
 
+    def _find(self, path: str, item: type[Item]) -> Item | None:
+        try:
+            return item.model_validate(self._send("GET", path))
+        except ApiError as error:
+            if error.status_code != httpx.codes.NOT_FOUND:
+                raise
+            return None
+
     def _list(self, path: str, item: type[Item], *, limit: int | None = None) -> list[Item]:
         found: list[Item] = []
         after: str | None = None
@@ -235,12 +264,15 @@ class Client:
         body: Mapping[str, JsonValue] | None = None,
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> dict[str, JsonValue]:
         is_repeatable = method == "GET" or bool(headers) or path.endswith(":cancel")
         for attempt in range(1, ATTEMPTS + 1):
             wait_s = min(0.25 * 2**attempt, 5.0)
             try:
-                answer = self._http.request(method, path, json=body, params=params, headers=headers)
+                answer = self._http.request(
+                    method, path, json=body, params=params, headers=headers, timeout=timeout_s
+                )
             except httpx.TransportError as error:
                 never_arrived = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if attempt == ATTEMPTS or not (is_repeatable or never_arrived):
@@ -253,6 +285,17 @@ class Client:
                 wait_s = _retry_after(answer, default=wait_s)
             time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _streamed(answer: httpx.Response) -> Iterator[JobEvent]:
+    """Yield the events of a stream: each is one `data:` line, and what else is sent says nothing more."""
+    if not answer.is_success:
+        answer.read()
+        _content(answer)
+    for line in answer.iter_lines():
+        field, _, content = line.partition(":")
+        if field == "data":
+            yield _event.validate_json(content)
 
 
 def _content(answer: httpx.Response) -> dict[str, JsonValue]:

@@ -106,18 +106,30 @@ class Silent:
 
 
 class Lines:
-    """One line for each event; progress and steps at most every ten seconds a job."""
+    """One line for each event; progress and steps at most every ten seconds a job.
+
+    A step that was held back is shown once the job does something else, so that the last one is always seen.
+    """
 
     EVERY_S = 10.0
 
     def __init__(self) -> None:
         self._shown_at: dict[tuple[str, EventType], float] = {}
+        self._held: dict[str, list[JobEvent]] = {}
 
     def show(self, job: JobResource, events: Sequence[JobEvent]) -> None:
         """Write the events to standard error."""
-        for event in events:
-            if not self._is_frequent(event) or self._is_due((job.id, event.type)):
-                typer.echo(f"{event.time:%H:%M:%S} {label(job)}: {describe(event)}", err=True)
+        for shown in (one for event in events for one in self._due(job.id, event)):
+            typer.echo(f"{shown.time:%H:%M:%S} {label(job)}: {describe(shown)}", err=True)
+
+    def _due(self, job_id: str, event: JobEvent) -> list[JobEvent]:
+        """Return what is to be shown now that this event came."""
+        if not self._is_frequent(event):
+            return [*self._held.pop(job_id, []), event]
+        is_due = self._is_due((job_id, event.type))
+        if event.type is EventType.METRICS:
+            self._held[job_id] = [] if is_due else [event]
+        return [event] if is_due else []
 
     def _is_frequent(self, event: JobEvent) -> bool:
         if event.type is EventType.PROGRESS:

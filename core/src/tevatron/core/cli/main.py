@@ -51,7 +51,7 @@ def up(
         ),
     ] = None,
     allow_hub: Annotated[
-        bool, typer.Option("--allow-hub", help="Allow models by hub id and revision.")
+        bool, typer.Option("--allow-hub", help="Allow models and datasets by hub id and revision.")
     ] = False,
 ) -> None:
     """Run the whole stack in the foreground. Database, broker, API, dispatcher, workers, scorer host."""

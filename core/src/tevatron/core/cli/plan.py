@@ -34,7 +34,8 @@ def plan(
     given: JsonValue = specs.read_yaml(file).get("arguments") or {} if file is not None else {}
     flags = specs.train_arguments(list(context.args))
     try:
-        arguments = TrainArguments.model_validate(specs.merge_arguments(given, flags))
+        merged = specs.merge_arguments(given, flags)
+        arguments = TrainArguments.model_validate(merged, strict=False)
     except ValidationError as error:
         raise specs.explain(error, what="the training arguments") from error
     made = make_plan(ModelShape.read(model), arguments, num_gpus=gpus, gpu_gib=gpu_gib)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from tevatron.core.cli.jobs import Json, connect
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from tevatron.core.contracts.resources import (
+        CheckpointResource,
+        DatasetResource,
+        ModelResource,
+    )
     from tevatron.core.store.keys import KeyRepository
+
+Item = TypeVar("Item", bound="BaseModel")
+Columns = Mapping[str, Callable[[Item], str]]
+"""What a table's columns are called, and what stands in them for a resource."""
 
 models = typer.Typer(help="Base models.", no_args_is_help=True)
 datasets = typer.Typer(help="Datasets.", no_args_is_help=True)
@@ -59,83 +70,85 @@ def add_model(
 @models.command("list")
 def list_models(json: Json = False) -> None:
     """List the registered models."""
-    from tevatron.core.cli import output  # rich is heavy
-
     with connect() as client:
         found = client.models()
-    if json:
-        output.print_json(output.dump(found))
-        return
-    rows = [
-        {
-            "model": entry.id,
-            "name": entry.name,
-            "source": entry.path or f"{entry.hub_id}@{entry.revision}",
-        }
-        for entry in found
-    ]
-    output.print_rows(rows, "model", "name", "source")
+    columns: Columns[ModelResource] = {
+        "model": lambda entry: entry.id,
+        "name": lambda entry: entry.name,
+        "source": lambda entry: entry.path or f"{entry.hub_id}@{entry.revision}",
+    }
+    _show(found, columns, json=json)
 
 
 @datasets.command("add")
 def add_dataset(
     name: Annotated[str, typer.Argument(help="Name by which jobs refer to it.")],
-    path: Annotated[Path, typer.Argument(help="File, or BEIR folder, under an allowed root.")],
     kind: Annotated[Kind, typer.Option(help="What it holds.")],
+    path: Annotated[
+        Path | None, typer.Argument(help="File, or BEIR folder, under an allowed root.")
+    ] = None,
+    hub_id: Annotated[str | None, typer.Option(help="Hub id in place of a path.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit or tag of the hub id.")] = None,
+    file: Annotated[
+        str | None, typer.Option(help="Which file of the hub id, unless it is a BEIR folder.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Register a dataset."""
     from tevatron.core.cli import output  # rich is heavy
     from tevatron.core.cli.specs import dataset_request
 
+    request = dataset_request(
+        name, kind=kind.value, path=path, hub_id=hub_id, revision=revision, file=file
+    )
     with connect() as client:
-        found = client.register_dataset(dataset_request(name, path=path, kind=kind.value))
+        found = client.register_dataset(request)
     output.print_json(found.model_dump(mode="json")) if json else typer.echo(found.id)
 
 
 @datasets.command("list")
 def list_datasets(json: Json = False) -> None:
     """List the registered datasets."""
-    from tevatron.core.cli import output  # rich is heavy
-
     with connect() as client:
         found = client.datasets()
-    if json:
-        output.print_json(output.dump(found))
-        return
-    rows = [
-        {
-            "dataset": entry.id,
-            "name": entry.name,
-            "kind": entry.kind,
-            "state": entry.state,
-            "path": entry.path or "-",
-        }
-        for entry in found
-    ]
-    output.print_rows(rows, "dataset", "name", "kind", "state", "path")
+    columns: Columns[DatasetResource] = {
+        "dataset": lambda entry: entry.id,
+        "name": lambda entry: entry.name,
+        "kind": lambda entry: entry.kind,
+        "state": lambda entry: entry.state,
+        "source": lambda entry: _hub_source(entry) or entry.path,
+    }
+    _show(found, columns, json=json)
+
+
+def _hub_source(entry: DatasetResource) -> str | None:
+    if entry.hub_id is None:
+        return None
+    return "/".join(part for part in (f"{entry.hub_id}@{entry.revision}", entry.file) if part)
 
 
 @checkpoints.command("list")
 def list_checkpoints(json: Json = False) -> None:
     """List the published checkpoints, the newest first."""
-    from tevatron.core.cli import output  # rich is heavy
-
     with connect() as client:
         found = client.checkpoints()
+    columns: Columns[CheckpointResource] = {
+        "checkpoint": lambda entry: entry.id,
+        "name": lambda entry: entry.name or "-",
+        "base model": lambda entry: str(entry.contract.get("base_model", "-")),
+        "under TEVATRON_DATA": lambda entry: entry.path,
+    }
+    _show(found, columns, json=json)
+
+
+def _show(found: Sequence[Item], columns: Columns[Item], *, json: bool) -> None:
+    from tevatron.core.cli import output  # rich is heavy
+
     if json:
         output.print_json(output.dump(found))
         return
-    rows = [
-        {
-            "checkpoint": entry.id,
-            "name": entry.name or "-",
-            "base model": str(entry.contract.get("base_model", "-")),
-            "under TEVATRON_DATA": entry.path,
-        }
-        for entry in found
-    ]
-    output.print_rows(rows, "checkpoint", "name", "base model", "under TEVATRON_DATA")
+    rows = [{name: text(entry) for name, text in columns.items()} for entry in found]
+    output.print_rows(rows, *columns)
 
 
 @contextmanager

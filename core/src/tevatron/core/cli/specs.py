@@ -51,7 +51,7 @@ def read_yaml(path: Path) -> dict[str, JsonValue]:
 def make_spec(content: Mapping[str, JsonValue], *, what: str) -> JobSpec:
     """Check one job spec."""
     try:
-        return _spec.validate_python(dict(content))
+        return _spec.validate_python(dict(content), strict=False)
     except ValidationError as error:
         raise explain(error, what=what) from error
 
@@ -101,7 +101,7 @@ def _with_path(entry: JsonValue, folder: Path) -> dict[str, JsonValue]:
 
 def _check(model: type[Model], content: object, *, what: str) -> Model:
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, strict=False)
     except ValidationError as error:
         raise explain(error, what=what) from error
 
@@ -115,9 +115,27 @@ def model_request(
     return _check(ModelRequest, content, what="model")
 
 
-def dataset_request(name: str, *, path: Path, kind: str) -> DatasetRequest:
+def dataset_request(
+    name: str,
+    *,
+    kind: str,
+    path: Path | None = None,
+    hub_id: str | None = None,
+    revision: str | None = None,
+    file: str | None = None,
+) -> DatasetRequest:
     """Return the registration of a dataset."""
-    content = {"name": name, "path": str(path.expanduser().absolute()), "kind": kind}
+    if path is None and hub_id is None:
+        raise ConfigError("a dataset is registered here by a path or by --hub-id, got neither")
+    absolute = None if path is None else str(path.expanduser().absolute())
+    content = {
+        "name": name,
+        "kind": kind,
+        "path": absolute,
+        "hub_id": hub_id,
+        "revision": revision,
+        "file": file,
+    }
     return _check(DatasetRequest, content, what="dataset")
 
 

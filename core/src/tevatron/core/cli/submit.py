@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tevatron.core.cli.client import Client
     from tevatron.core.contracts.jobs import JobGroup, JobSpec
-    from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
+    from tevatron.core.contracts.resources import DatasetRequest, DatasetResource, ModelRequest
 
 app = typer.Typer(help="Submit one job.", no_args_is_help=True)
 
@@ -179,23 +179,28 @@ def register(
     """Register what is not there yet under its name; another thing of that name is an error."""
     from tevatron.core.errors import ConflictError
 
-    have_models = {entry.name: entry for entry in client.models()}
     for model in models:
-        old = have_models.get(model.name)
+        old = client.find_model(model.name)
         if old is None:
             client.register_model(model)
         elif (old.path, old.hub_id, old.revision) != (model.path, model.hub_id, model.revision):
             source = old.path or old.hub_id
             raise ConflictError(f"a model named '{model.name}' exists and is another one: {source}")
-    have_datasets = {entry.name: entry for entry in client.datasets()}
     for dataset in datasets:
-        known = have_datasets.get(dataset.name)
+        known = client.find_dataset(dataset.name)
         if known is None:
             client.register_dataset(dataset)
-        elif (known.path, known.kind) != (dataset.path, dataset.kind):
+        elif known.kind != dataset.kind or _source(known) != _source(dataset):
             raise ConflictError(
-                f"a dataset named '{dataset.name}' exists and is another one: {known.path}"
+                f"a dataset named '{dataset.name}' exists and is another one: {known.hub_id or known.path}"
             )
+
+
+def _source(dataset: DatasetResource | DatasetRequest) -> tuple[str | None, ...]:
+    # One from the hub lies at a path of its own.
+    if dataset.hub_id is not None:
+        return dataset.hub_id, dataset.revision, dataset.file
+    return (dataset.path,)
 
 
 def _submit(submission: JobSpec | JobGroup, *, follow: bool, json: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -238,14 +238,19 @@ def check_token_ids(contract: CheckpointContract, renderer: Renderer) -> None:
         )
 
 
+def check_dtype(proved: Collection[str], dtype: str) -> None:
+    """Raise `ContractError` for an arithmetic in which a checkpoint was never scored, by the keys of its tolerances."""
+    if dtype not in {"float32", *proved}:
+        raise ContractError(
+            f"dtype: the contract has no tolerance for {dtype}: it was proved in {', '.join(sorted(proved))}"
+        )
+
+
 def tolerance_for(contract: CheckpointContract, *, dtype: Dtype) -> float:
     """Return the difference that passes in this arithmetic; in half precision at most half the scores' deviation."""
     if dtype == "float32":
         return contract.tolerance.get("float32", FP32_TOLERANCE)
-    if dtype not in contract.tolerance:
-        raise ContractError(
-            f"the contract has no tolerance for {dtype}: it was proved in {', '.join(sorted(contract.tolerance))}"
-        )
+    check_dtype(contract.tolerance, dtype)
     return min(
         contract.tolerance[dtype], _half_deviation([probe.score for probe in contract.probes])
     )

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, RootModel, Tag
 
 from tevatron.core.contracts.train import TrainArguments
 
@@ -16,10 +16,19 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 """The id or the name of something registered."""
 
 
-class Spec(BaseModel):
-    """Base of everything that a user sends: unknown fields are refused."""
+EngineName = Literal["hf", "vllm"]
+"""Engines that scorer hosts may have."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+
+class Spec(BaseModel):
+    """Base of everything that a user sends: unknown fields are refused, and "8" is no number.
+
+    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, populate_by_name=True, use_attribute_docstrings=True
+    )
 
 
 class From(Spec):
@@ -145,7 +154,8 @@ class Rerank(Spec):
     """A registered model without a contract; needs prompt_template."""
     scorers: list[Ref] | None = Field(default=None, min_length=1, max_length=64)
     """Scorers that are there already."""
-    engine: Literal["hf"] = "hf"
+    engine: EngineName = "hf"
+    """A host that has this engine serves the scorer."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Arithmetic of the scorer; the checkpoint's own when unset."""
     prompt_template: str | None = None
@@ -188,7 +198,19 @@ class JobGroup(Spec):
     jobs: dict[Name, JobSpec] = Field(min_length=1, max_length=1000)
 
 
-class Submission(RootModel[JobSpec | JobGroup]):
+def _form(content: object) -> str:
+    is_group = "jobs" in content if isinstance(content, dict) else isinstance(content, JobGroup)
+    return "group" if is_group else "spec"
+
+
+class Submission(
+    RootModel[
+        Annotated[
+            Annotated[JobSpec, Tag("spec")] | Annotated[JobGroup, Tag("group")],
+            Discriminator(_form),
+        ]
+    ]
+):
     """Body of `POST /v1/jobs`."""
 
 
@@ -215,6 +237,11 @@ class JobEvent(BaseModel):
     attempt: int
     type: EventType
     data: dict[str, JsonValue]
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether nothing can follow."""
+        return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
 
 
 def job_sources(spec: TrainJob | ExportJob | EvalJob) -> set[str]:

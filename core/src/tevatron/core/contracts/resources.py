@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, Literal, Self, TypeVar
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from tevatron.core.contracts.jobs import (
+    EngineName,
     FailReason,
     JobEvent,
     JobKind,
@@ -61,7 +62,7 @@ class JobResource(Resource):
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
     result: dict[str, JsonValue] | None
-    """Of a succeeded job: checkpoint_id (train, export), evaluation_id and metrics (eval), ..."""
+    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), ..."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -99,20 +100,22 @@ class CheckpointResource(Resource):
     created_at: datetime
 
 
+HubId = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200),
+]
+"""A repository of the hub: owner/name."""
+Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
 class ModelRequest(Spec):
     """Register a base model: a folder that the operator allows, or a hub id where the hub is allowed."""
 
     name: Name
     path: str | None = Field(default=None, min_length=1, max_length=4096)
     """Absolute path of a folder in Hugging Face's layout under a configured root."""
-    hub_id: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$",
-        max_length=200,
-    )
-    revision: str | None = Field(
-        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100
-    )
+    hub_id: HubId | None = None
+    revision: Revision | None = None
     """Commit or tag of the hub id."""
 
     @model_validator(mode="after")
@@ -158,12 +161,33 @@ class DatasetState(StrEnum):
 
 
 class DatasetRequest(Spec):
-    """Register a dataset: without a path its content is uploaded next."""
+    """Register a dataset: by a path, from the hub where it is allowed, or else its content is uploaded next."""
 
     name: Name
-    kind: DatasetKind
+    kind: DatasetKind = Field(strict=False)
     path: str | None = Field(default=None, min_length=1, max_length=4096)
     """Absolute path under a configured root: a file, or a folder of kind beir."""
+    hub_id: HubId | None = None
+    """A dataset repository of the hub; of kind beir it is laid out as a BEIR folder."""
+    revision: Revision | None = None
+    """Commit, tag or branch of the hub id."""
+    file: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/-]*$", max_length=500
+    )
+    """Which file of the hub id; not of kind beir."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.path is not None and self.hub_id is not None:
+            raise ValueError("expected path or hub_id or neither, got both")
+        if (self.hub_id is None) != (self.revision is None):
+            raise ValueError("hub_id and revision go together")
+        needs_file = self.hub_id is not None and self.kind is not DatasetKind.BEIR
+        if (self.file is not None) != needs_file:
+            raise ValueError(
+                "file goes with hub_id, and names the one that is meant unless kind is beir"
+            )
+        return self
 
 
 class DatasetResource(Resource):
@@ -173,8 +197,12 @@ class DatasetResource(Resource):
     name: str
     kind: DatasetKind
     state: DatasetState
-    path: str | None
+    path: str
     """Relative to TEVATRON_DATA, or absolute under a configured root."""
+    hub_id: str | None
+    """Where it was fetched from, with the revision and the file."""
+    revision: str | None
+    file: str | None
     sha256: str | None
     """Of the file or folder."""
     stats: dict[str, JsonValue]
@@ -200,7 +228,7 @@ class ScorerRequest(Spec):
     checkpoint: Ref | None = None
     model: Ref | None = None
     """A registered model without a contract; needs prompt_template."""
-    engine: Literal["hf"] = "hf"
+    engine: EngineName = "hf"
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Arithmetic; the checkpoint's own when unset."""
     prompt_template: str | None = Field(default=None, max_length=100)

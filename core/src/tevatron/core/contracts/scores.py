@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from tevatron.core.contracts.jobs import Spec
 
+MAX_CANDIDATES = 10_000
+"""Pairs in one request."""
+MAX_TEXT_CHARACTERS = 1_000_000
+"""Characters of one query, title or text: far more than any prompt holds."""
+
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 
 
 class Candidate(Spec):
@@ -16,17 +22,28 @@ class Candidate(Spec):
 
     query_id: Id
     docid: Id
-    query: str
-    text: str = ""
-    title: str = ""
+    query: Text
+    text: Text = ""
+    title: Text = ""
 
 
 class ScoreRequest(Spec):
     """Body of `POST /score`; a prefix other than the contract's is refused."""
 
-    candidates: list[Candidate] = Field(min_length=1, max_length=10_000)
+    candidates: list[Candidate] = Field(min_length=1, max_length=MAX_CANDIDATES)
     query_prefix: str | None = None
     passage_prefix: str | None = None
+
+    @model_validator(mode="after")
+    def _each_pair_once(self) -> Self:
+        seen: set[tuple[str, str]] = set()
+        for place, one in enumerate(self.candidates):
+            if (one.query_id, one.docid) in seen:
+                raise ValueError(
+                    f"candidates.{place}: query_id '{one.query_id}' with docid '{one.docid}' is there twice"
+                )
+            seen.add((one.query_id, one.docid))
+        return self
 
 
 class Score(Spec):
@@ -57,6 +74,10 @@ class ScorerInfo(Spec):
     no_id: int | None
     max_length: int
     dtype: str
+    contract_sha256: str | None = None
+    """Of the reranker.json that it is proved to keep; null without one."""
     max_probe_difference: float | None
     """Largest score difference over the contract's probes; null without a contract."""
+    probe_tolerance: float | None = None
+    """Difference that was allowed; null without a contract."""
     versions: dict[str, JsonValue]

@@ -34,7 +34,7 @@ class Head(StrEnum):
 class TrainArguments(BaseModel):
     """What a training run can be told. Lengths in tokens, batch sizes in queries."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     # The prompt
     prompt_template: str = "tevatron"
@@ -49,7 +49,7 @@ class TrainArguments(BaseModel):
     """Longest prompt; only the passage is shortened to fit."""
     append_eos_token: bool = False
     """End a `pair` prompt with the tokenizer's EOS (seq_cls heads only)."""
-    head: Head = Head.YES_NO
+    head: Head = Field(default=Head.YES_NO, strict=False)
     """`yes_no` scores with the language-model head, `seq_cls` with a new one-label head."""
 
     # The data
@@ -63,7 +63,7 @@ class TrainArguments(BaseModel):
     """Decides sampling, order, dropout and new weights."""
 
     # The loss
-    loss: LossName = LossName.CONTRASTIVE
+    loss: LossName = Field(default=LossName.CONTRASTIVE, strict=False)
     """Training loss over the scores of a group."""
     teacher_temp: float = Field(default=1.0, gt=0)
     """Divides the teacher's scores in listwise_kl and listnet."""
@@ -147,7 +147,7 @@ class TrainArguments(BaseModel):
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights of the published checkpoint; the training dtype when unset."""
     logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
-    """Write an event every this many steps."""
+    """Write an event every this many steps, and at the last one."""
 
     megatron: MegatronArguments = Field(default_factory=MegatronArguments)
     """What only the megatron backend has; the hf backend refuses anything but the defaults."""

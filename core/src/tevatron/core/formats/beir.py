@@ -1,4 +1,4 @@
-"""A BEIR folder: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain, .gz or .zst."""
+"""A BEIR folder: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or .jsonl), each plain, .gz or .zst."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tevatron.core.errors import FormatError, InputError, unknown_name
-from tevatron.core.formats.files import read_json_lines
+from tevatron.core.formats.files import Record, read_json_lines
 from tevatron.core.formats.qrels import Qrels, read_qrels
+from tevatron.core.formats.ranklist import can_be_column
 
 _ENDINGS = ("", ".gz", ".zst")
 
@@ -19,6 +20,17 @@ class Document(NamedTuple):
     docid: str
     title: str
     text: str
+
+
+def _identifier(record: Record) -> str:
+    """Return the id of a document or query, which must fit into the qrels and into a run."""
+    text = record.identifier("_id")
+    if not can_be_column(text):
+        record.fail(
+            f"an id cannot contain white space, which parts the columns of qrels and runs, got {text!r}",
+            "_id",
+        )
+    return text
 
 
 class BeirFolder:
@@ -48,7 +60,7 @@ class BeirFolder:
         """Yield the documents in the file's order; empty ones too, an id given twice is an error."""
         seen: set[str] = set()
         for record in read_json_lines(self._corpus):
-            docid = record.identifier("_id")
+            docid = _identifier(record)
             if docid in seen:
                 record.fail(f"document '{docid}' is given twice", "_id")
             seen.add(docid)
@@ -58,7 +70,7 @@ class BeirFolder:
         """Return the text of every query of the folder by id, those of all splits."""
         queries: dict[str, str] = {}
         for record in read_json_lines(self._queries):
-            query_id = record.identifier("_id")
+            query_id = _identifier(record)
             if query_id in queries:
                 record.fail(f"query '{query_id}' is given twice", "_id")
             queries[query_id] = record.text("text")
@@ -66,16 +78,22 @@ class BeirFolder:
 
     def splits(self) -> list[str]:
         """Return the names of the splits that have judgments."""
-        names = [path.name for path in (self.path / "qrels").glob("*.tsv*") if path.is_file()]
-        return sorted(
-            {name.partition(".tsv")[0] for name in names if name.partition(".tsv")[2] in _ENDINGS}
-        )
+        return sorted(self._qrels_names())
+
+    def _qrels_names(self) -> dict[str, str]:
+        """Return the split of each file of judgments, and its name without `.gz` and `.zst`."""
+        names = (path.name for path in (self.path / "qrels").glob("*") if path.is_file())
+        plain = (name.removesuffix(".gz").removesuffix(".zst") for name in names)
+        return {
+            name.rpartition(".")[0]: name for name in plain if name.endswith((".tsv", ".jsonl"))
+        }
 
     def qrels(self, split: str) -> Qrels:
         """Return the judgments of a split; an unknown one is an error that lists them."""
-        if split not in self.splits():
-            raise InputError(f"{self.path}: {unknown_name('split', split, self.splits())}")
-        path = self._find(f"qrels/{split}.tsv")
+        names = self._qrels_names()
+        if split not in names:
+            raise InputError(f"{self.path}: {unknown_name('split', split, names)}")
+        path = self._find(f"qrels/{names[split]}")
         qrels = read_qrels(path)
         if not qrels:
             raise FormatError("expected judgments, got none", path=path)

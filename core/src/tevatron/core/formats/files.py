@@ -63,46 +63,92 @@ class Line(NamedTuple):
     text: str
 
 
+class Block(NamedTuple):
+    """Lines without their endings, blank ones too, and the number of the first from 1."""
+
+    number: int
+    lines: list[str]
+    is_ascii: bool
+
+
 def read_lines(path: Path | str) -> Iterator[Line]:
     """Yield the lines that are not blank; bytes that are not UTF-8 or a broken archive are a `FormatError`."""
-    number = total = 0
+    for block in read_blocks(path):
+        for number, text in enumerate(block.lines, start=block.number):
+            if text and not text.isspace():
+                yield Line(number, text)
+
+
+def read_blocks(path: Path | str) -> Iterator[Block]:
+    """Yield a file's lines some 10,000 at a time, for readers that are quick only on many; errors as `read_lines`."""
+    number = 1
     try:
         with open_bytes(path) as stream:
-            limit = max(FREE_BYTES, MAX_RATIO * Path(path).stat().st_size)
-            for number, raw in enumerate(_bounded(stream), start=1):
-                total += len(raw)
-                if total > limit:
-                    raise FormatError(
-                        f"the file unpacks to more than {MAX_RATIO} times its size",
-                        path=path,
-                        line=number,
-                    )
-                if len(raw) > MAX_LINE_BYTES:
-                    raise FormatError(
-                        f"the line is longer than {MAX_LINE_BYTES} bytes", path=path, line=number
-                    )
-                line = raw.removeprefix(_BOM) if number == 1 else raw
-                text = line.decode("utf-8").rstrip("\r\n")
-                if text and not text.isspace():
-                    yield Line(number, text)
-    except UnicodeDecodeError as error:
-        message = (
-            f"not UTF-8: byte 0x{error.object[error.start]:02x} at byte {error.start} of the line"
-        )
-        raise FormatError(message, path=path, line=number) from error
+            for data in _whole_lines(stream, path):
+                lines, broken = _decode(data, path, number)
+                yield Block(number, lines, data.isascii())
+                if broken is not None:
+                    raise broken
+                number += len(lines)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FormatError(f"broken gzip archive: {error}", path=path, line=number + 1) from error
+        raise FormatError(f"broken gzip archive: {error}", path=path, line=number) from error
     except Exception as error:
         # zstandard is not imported unless a file needs it, so its error is known by its module.
         if type(error).__module__.partition(".")[0] not in {"zstandard", "zstd"}:
             raise
-        raise FormatError(f"broken zstd archive: {error}", path=path, line=number + 1) from error
+        raise FormatError(f"broken zstd archive: {error}", path=path, line=number) from error
 
 
-def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines, none much longer than the limit: a small archive may unpack to one line that fills the memory."""
-    while raw := stream.readline(MAX_LINE_BYTES + 1):
-        yield raw
+def _whole_lines(stream: IO[bytes], path: Path | str) -> Iterator[bytes]:
+    """Yield runs of whole lines without the last newline; a small archive that would fill the memory is refused."""
+    limit = max(FREE_BYTES, MAX_RATIO * Path(path).stat().st_size)
+    total, number, rest = 0, 1, b""
+    for read in iter(lambda: stream.read(_CHUNK_BYTES), b""):
+        data = read.removeprefix(_BOM) if total == 0 else read
+        total += len(read)
+        if total > limit:
+            raise FormatError(
+                f"the file unpacks to more than {MAX_RATIO} times its size", path=path, line=number
+            )
+        head, newline, tail = data.rpartition(b"\n")
+        if newline:
+            yield _checked(rest + head, path, number)
+            number += head.count(b"\n") + 1
+            rest = tail
+        else:
+            rest += tail
+        _checked(rest, path, number)
+    if rest:
+        yield rest
+
+
+def _checked(data: bytes, path: Path | str, number: int) -> bytes:
+    """Return `data`, none of whose lines may be over the limit."""
+    if len(data) > MAX_LINE_BYTES:
+        for place, line in enumerate(data.split(b"\n")):
+            if len(line) > MAX_LINE_BYTES:
+                message = f"the line is longer than {MAX_LINE_BYTES} bytes"
+                raise FormatError(message, path=path, line=number + place)
+    return data
+
+
+def _decode(data: bytes, path: Path | str, number: int) -> tuple[list[str], FormatError | None]:
+    """Return the lines of `data`; those before bytes that are not UTF-8, and the error, where there are such bytes."""
+    broken = None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        start = data.rfind(b"\n", 0, error.start) + 1
+        broken = FormatError(
+            f"not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start - start} of the line",
+            path=path,
+            line=number + data.count(b"\n", 0, start),
+        )
+        text = data[:start].decode()
+    lines = text.split("\n")
+    if "\r" in text:
+        lines = [line.rstrip("\r") for line in lines]
+    return lines, broken
 
 
 class Record:
@@ -184,6 +230,17 @@ class Record:
             )
         return cast("list[object]", value)
 
+    def record(self, field: str) -> Record:
+        """Return an object."""
+        value = self._fields.get(field)
+        if not isinstance(value, dict):
+            self.fail(
+                f"expected an object, got {_kind(value) if field in self._fields else 'nothing'}",
+                field,
+            )
+        name = f"{self._within}.{field}" if self._within else field
+        return Record(value, path=self.path, line=self.line, within=name)
+
     def records(self, field: str, *, required: bool = True) -> list[Record]:
         """Return a list of objects."""
         found = []
@@ -198,21 +255,57 @@ class Record:
 def read_json_lines(path: Path | str) -> Iterator[Record]:
     """Yield the objects of a JSON Lines file."""
     for line in read_lines(path):
-        try:
-            value = _DECODER.decode(line.text)
-        except json.JSONDecodeError as error:
+        start = _after_space(line.text, 0)
+        value, end = _json_value(line.text, start, path=path, line=line.number)
+        if line.text[end:].strip():
             raise FormatError(
-                f"not JSON: {error.msg} at column {error.colno}", path=path, line=line.number
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise FormatError(
-                f"not JSON that can be read: {error}", path=path, line=line.number
-            ) from error
-        if not isinstance(value, dict):
-            raise FormatError(
-                f"expected an object, got {_kind(value)}", path=path, line=line.number
+                f"not JSON: Extra data at column {end + 1}", path=path, line=line.number
             )
-        yield Record(value, path=path, line=line.number)
+        yield _object(value, path=path, line=line.number)
+
+
+def read_json_array(path: Path | str) -> Iterator[Record]:
+    """Yield the objects of a file that is one JSON array; it is held in memory whole."""
+    text = "\n".join(line for block in read_blocks(path) for line in block.lines)
+    place, line = _after_space(text, text.find("[") + 1), 1
+    counted = 0
+    while text[place : place + 1] != "]":
+        line, counted = line + text.count("\n", counted, place), place
+        value, end = _json_value(text, place, path=path, line=line)
+        yield _object(value, path=path, line=line)
+        place = _after_space(text, end)
+        if text[place : place + 1] == ",":
+            place = _after_space(text, place + 1)
+        elif text[place : place + 1] != "]":
+            line += text.count("\n", counted, place)
+            raise FormatError("not JSON: expected ',' or ']' in the array", path=path, line=line)
+    if text[place + 1 :].strip():
+        raise FormatError("not JSON: extra data behind the array", path=path)
+
+
+def _after_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def _json_value(text: str, place: int, *, path: Path | str, line: int) -> tuple[object, int]:
+    """Decode the value at `place`; return it and where it ends."""
+    try:
+        return _DECODER.raw_decode(text, place)
+    except json.JSONDecodeError as error:
+        line += text.count("\n", place, error.pos)
+        raise FormatError(
+            f"not JSON: {error.msg} at column {error.colno}", path=path, line=line
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not JSON that can be read: {error}", path=path, line=line) from error
+
+
+def _object(value: object, *, path: Path | str, line: int) -> Record:
+    if not isinstance(value, dict):
+        raise FormatError(f"expected an object, got {_kind(value)}", path=path, line=line)
+    return Record(value, path=path, line=line)
 
 
 _DECODER = json.JSONDecoder()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tevatron.core.formats.files import read_json_lines
+from tevatron.core.formats.files import Record, read_json_lines
 
 
 class RerankRow(NamedTuple):
@@ -24,15 +24,19 @@ class RerankRow(NamedTuple):
 
 def read_rerank(path: Path | str) -> Iterator[RerankRow]:
     """Yield the pairs of a file; more fields than these are allowed and left out."""
-    for record in read_json_lines(path):
-        yield RerankRow(
-            query_id=record.identifier("query_id"),
-            query=record.text("query"),
-            docid=record.identifier("docid"),
-            title=record.text("title", default=""),
-            text=record.text("text", default=""),
-            score=record.number("score") if record.has("score") else None,
-        )
+    return map(rerank_row, read_json_lines(path))
+
+
+def rerank_row(record: Record) -> RerankRow:
+    """Read one pair."""
+    return RerankRow(
+        query_id=record.identifier("query_id"),
+        query=record.text("query"),
+        docid=record.identifier("docid"),
+        title=record.text("title", default=""),
+        text=record.text("text", default=""),
+        score=record.number("score") if record.has("score") else None,
+    )
 
 
 def write_rerank(path: Path | str, rows: Iterable[RerankRow]) -> None:

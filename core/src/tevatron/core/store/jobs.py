@@ -16,7 +16,7 @@ from tevatron.core.store.lifecycle import NewEvent, add_events, move
 from tevatron.core.store.models import Job, JobDependency, JobEventRow
 from tevatron.core.store.paging import Page, page_of
 from tevatron.core.store.references import References, check_group
-from tevatron.core.store.repository import KeyScope, Repository
+from tevatron.core.store.repository import KeyScope, Repository, owner_of
 
 
 class JobRepository(Repository[Job]):
@@ -29,13 +29,14 @@ class JobRepository(Repository[Job]):
         self,
         specs: Mapping[str, AnyJob],
         *,
-        key_id: str | None,
+        key_id: KeyScope,
         idempotency: tuple[str, str] | None = None,
     ) -> list[Job]:
         """Check and store jobs, all or none, and return them in the order of `specs`.
 
         Args:
             specs: By name; the name is the job's own unless its spec has another. The empty name is for a single spec.
+            key_id: Whose things the specs may name; the jobs belong to its key.
             idempotency: The request's Idempotency-Key and the sha256 of its body.
         """
         if idempotency is None:
@@ -45,7 +46,7 @@ class JobRepository(Repository[Job]):
             self._session,
             key,
             body_sha256=body_sha256,
-            key_id=key_id,
+            key_id=owner_of(key_id),
             make=lambda: self._store(specs, key_id=key_id),
         )
         return self._by_ids(ids)
@@ -120,7 +121,7 @@ class JobRepository(Repository[Job]):
         )
         return {(kind, state): count for kind, state, count in rows}
 
-    def _store(self, specs: Mapping[str, AnyJob], *, key_id: str | None) -> list[str]:
+    def _store(self, specs: Mapping[str, AnyJob], *, key_id: KeyScope) -> list[str]:
         check_group(specs)
         references = References(self._session, key_id=key_id)
         # Sorted, so that jobs of one submission are claimed in its order.
@@ -131,7 +132,7 @@ class JobRepository(Repository[Job]):
             sources = job_sources(spec)
             job = Job(
                 id=ids[name],
-                key_id=key_id,
+                key_id=owner_of(key_id),
                 kind=spec.kind,
                 name=spec.name or name or None,
                 group_id=group_id,

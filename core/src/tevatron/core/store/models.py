@@ -208,23 +208,25 @@ class Model(Owned, Base):
 
 
 class Dataset(Owned, Base):
-    """A dataset: a file or folder, or a hub id at a revision."""
+    """A dataset: a file or folder, and where it was fetched from."""
 
     __tablename__ = "datasets"
     __table_args__ = (
         UniqueConstraint("key_id", "name", postgresql_nulls_not_distinct=True),
         Index(None, "key_id", "created_at", "id"),
-        CheckConstraint("(path IS NULL) <> (hub_id IS NULL)", name="place"),
     )
 
     name: Mapped[str]
     kind: Mapped[DatasetKind] = mapped_column(_choice(DatasetKind, "kind"))
-    path: Mapped[str | None]
+    path: Mapped[str]
     """Key below TEVATRON_DATA, or absolute below a configured root."""
     hub_id: Mapped[str | None]
+    """The hub's dataset repository that it was fetched from."""
     hub_revision: Mapped[str | None]
+    hub_file: Mapped[str | None]
+    """Which file of the repository; null for the whole of a BEIR folder."""
     sha256: Mapped[str | None]
-    """Of the file or folder; null for a hub id."""
+    """Of the file or folder; null while its content is to come."""
     stats: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
     """What was counted when it was read."""
     state: Mapped[DatasetState] = mapped_column(

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
+from tevatron.core.contracts.checkpoint import check_dtype
 from tevatron.core.contracts.jobs import (
     EvalJob,
     ExportJob,
@@ -20,13 +22,14 @@ from tevatron.core.contracts.jobs import (
     TrainJob,
     job_sources,
 )
-from tevatron.core.errors import ConfigError, unknown_name
+from tevatron.core.contracts.train import Head
+from tevatron.core.errors import ConfigError, InputError, unknown_name
 from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.claims import AnyJob
 from tevatron.core.store.models import DatasetKind, Job, Scorer
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
-from tevatron.core.store.repository import Repository
+from tevatron.core.store.repository import KeyScope, Repository
 from tevatron.core.store.scorers import ScorerRepository
 
 
@@ -36,7 +39,7 @@ class _JobReferences(Repository[Job]):
 
 
 def check_group(specs: Mapping[str, AnyJob]) -> None:
-    """Refuse a `{from: name}` that names no job, one of the wrong kind, or a circle."""
+    """Refuse a `{from: name}` that names no job, one of the wrong kind, one that cannot give it, or a circle."""
     for name, spec in specs.items():
         for source in sorted(job_sources(spec)):
             if source not in specs:
@@ -54,12 +57,57 @@ def check_group(specs: Mapping[str, AnyJob]) -> None:
         TopologicalSorter({name: job_sources(spec) for name, spec in specs.items()}).prepare()
     except CycleError as error:
         raise ConfigError(f"jobs wait for one another: {' -> '.join(error.args[1])}") from error
+    for name, spec in specs.items():
+        try:
+            _check_output(spec, specs)
+        except InputError as error:
+            raise ConfigError(f"job '{name}': {error}") from error
+
+
+def _check_output(spec: AnyJob, specs: Mapping[str, AnyJob]) -> None:
+    """Refuse a use of another job's output that this output cannot be put to."""
+    for source in job_sources(spec):
+        given = specs[source]
+        if isinstance(spec, ExportJob) and isinstance(given, TrainJob):
+            _check_export(spec, given)
+        elif isinstance(spec, EvalJob) and spec.rerank is not None:
+            if isinstance(given, ExportJob) and given.form == "adapter":
+                raise ConfigError(
+                    f"rerank: source '{source}' publishes an adapter alone, which no scorer serves"
+                )
+            dtype = _published_dtype(given, specs)
+            if spec.rerank.dtype is not None and dtype is not None:
+                check_dtype({"float32", dtype}, spec.rerank.dtype)
+
+
+def _published_dtype(spec: AnyJob, specs: Mapping[str, AnyJob]) -> str | None:
+    """Return the dtype of the checkpoint that a job publishes; None where these specs do not say."""
+    if isinstance(spec, TrainJob):
+        return spec.arguments.export_dtype or spec.arguments.dtype
+    if isinstance(spec, ExportJob) and spec.dtype is None and isinstance(spec.train, From):
+        return _published_dtype(specs[spec.train.source], specs)
+    return spec.dtype if isinstance(spec, ExportJob) else None
+
+
+def _check_export(spec: ExportJob, train: TrainJob) -> None:
+    """Refuse an export that no state of this training can give."""
+    arguments = train.arguments
+    fits = train.backend == "hf" and arguments.use_lora and arguments.head is Head.YES_NO
+    if spec.form == "adapter" and not fits:
+        raise ConfigError(
+            "form: 'adapter' needs a LoRA run of the hf backend with head 'yes_no', got "
+            f"use_lora {arguments.use_lora}, backend '{train.backend}', head '{arguments.head}'"
+        )
+    if spec.step is not None and 0 < arguments.max_steps < spec.step:
+        raise ConfigError(
+            f"step: the train job ends at step {arguments.max_steps} (max_steps), got {spec.step}"
+        )
 
 
 class References:
-    """Resolves what one key's specs refer to."""
+    """Resolves what the specs of one key, or of an administrator, refer to."""
 
-    def __init__(self, session: Session, *, key_id: str | None) -> None:
+    def __init__(self, session: Session, *, key_id: KeyScope) -> None:
         self._key_id = key_id
         self._jobs = _JobReferences(session)
         self._models = ModelRepository(session)
@@ -89,16 +137,31 @@ class References:
             raise ConfigError(
                 f"job '{spec.train}' is of kind {job.kind}; an export needs a train job"
             )
+        try:
+            _check_export(spec, TrainJob.model_validate(job.resolved))
+        except ValidationError as error:
+            raise ConfigError(f"this build cannot read job '{spec.train}': {error}") from error
+        saved = (job.result or {}).get("saved_steps")
+        if isinstance(saved, list) and spec.step is not None and spec.step not in saved:
+            raise ConfigError(
+                f"step: train job '{spec.train}' has the saved steps {', '.join(map(str, saved))}, got {spec.step}"
+            )
         return spec.model_copy(update={"train": job.id})
 
     def _eval(self, spec: EvalJob) -> EvalJob:
+        dataset = self._datasets.get_of_kind(spec.dataset, DatasetKind.BEIR, key_id=self._key_id)
+        splits = dataset.stats.get("splits")
+        if isinstance(splits, dict) and spec.split not in splits:
+            raise ConfigError(
+                f"split: dataset '{spec.dataset}': {unknown_name('split', spec.split, splits)}"
+            )
         first_stage = spec.first_stage
         if isinstance(first_stage, RankList):
             run = self._dataset(first_stage.dataset, DatasetKind.RANKLIST)
             first_stage = first_stage.model_copy(update={"dataset": run})
         return spec.model_copy(
             update={
-                "dataset": self._dataset(spec.dataset, DatasetKind.BEIR),
+                "dataset": dataset.id,
                 "first_stage": first_stage,
                 "rerank": None if spec.rerank is None else self._rerank(spec.rerank),
             }
@@ -107,7 +170,9 @@ class References:
     def _rerank(self, rerank: Rerank) -> Rerank:
         _check_rerank(rerank)
         if isinstance(rerank.checkpoint, str):
-            checkpoint = self._checkpoints.get(rerank.checkpoint, key_id=self._key_id)
+            checkpoint = self._checkpoints.get_servable(
+                rerank.checkpoint, key_id=self._key_id, dtype=rerank.dtype
+            )
             return rerank.model_copy(update={"checkpoint": checkpoint.id})
         if rerank.model is not None:
             model = self._models.get(rerank.model, key_id=self._key_id)

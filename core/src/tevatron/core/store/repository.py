@@ -1,12 +1,13 @@
 """What the repositories of models, datasets, checkpoints, scorers and evaluations share.
 
-A row is visible to the key that made it. `get` takes what a user wrote (an id or a name), `by_id` what a worker found
-in a resolved spec.
+A row is visible to the key that made it, and to an administrator. Whoever may read a row may use it in a job; what
+comes of it belongs to who asked for it. `get` takes what a user wrote (an id or a name), `by_id` what a worker found in a
+resolved spec.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Select, select, true
@@ -22,15 +23,21 @@ MAX_NAMES = 50
 """Names that an error about an unknown one lists and compares, newest first."""
 
 
-class EveryKey(Enum):
-    """The scope of an administrator, who reads the rows of every key."""
+@dataclass(frozen=True, slots=True)
+class EveryKey:
+    """The scope of an administrator, who reads the rows of every key, those made without one among them."""
 
-    EVERY_KEY = "every key"
+    own: str | None = None
+    """The administrator's own key: of rows with the same name its own comes first, and what it makes is its own."""
 
 
-EVERY_KEY = EveryKey.EVERY_KEY
 KeyScope = str | None | EveryKey
-"""Whose rows: a key's, those made without a key (null), or all."""
+"""Whose rows are meant: one key's, those made without a key (null), or all."""
+
+
+def owner_of(key_id: KeyScope) -> str | None:
+    """Return the key to which belongs what is made in this scope."""
+    return key_id.own if isinstance(key_id, EveryKey) else key_id
 
 
 def owned_by(column: InstrumentedAttribute[str | None], key_id: KeyScope) -> ColumnElement[bool]:
@@ -64,7 +71,7 @@ class Repository(Generic[Row]):
         if row is None:
             row = self._session.scalars(
                 mine.where(table.name == ref)
-                .order_by(table.created_at.desc(), table.id.desc())
+                .order_by(*self._own_first(key_id), table.created_at.desc(), table.id.desc())
                 .limit(1)
             ).first()
         if row is None:
@@ -79,6 +86,11 @@ class Repository(Generic[Row]):
 
     def _visible(self, key_id: KeyScope) -> Select[Row]:
         return select(self.table).where(owned_by(self.table.key_id, key_id))
+
+    def _own_first(self, key_id: KeyScope) -> list[ColumnElement[bool]]:
+        if not isinstance(key_id, EveryKey):
+            return []
+        return [owned_by(self.table.key_id, key_id.own).desc()]
 
     def _names(self, key_id: KeyScope) -> set[str]:
         newest = self._session.scalars(

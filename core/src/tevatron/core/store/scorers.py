@@ -12,7 +12,7 @@ deleted. Every write of a host is guarded by id and fence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -69,12 +69,12 @@ class ScorerRepository(Repository[Scorer]):
     table = Scorer
     noun: ClassVar[str] = "scorer"
 
-    def get_live(self, ref: str, *, key_id: str | None) -> Scorer:
+    def get_live(self, ref: str, *, key_id: KeyScope) -> Scorer:
         """Return the scorer, which must be there or on its way."""
         live = self._session.scalars(
             self._visible(key_id)
             .where(or_(Scorer.id == ref, Scorer.name == ref), Scorer.state.in_(LIVE_STATES))
-            .order_by((Scorer.id == ref).desc(), Scorer.created_at.desc())
+            .order_by((Scorer.id == ref).desc(), *self._own_first(key_id), Scorer.created_at.desc())
             .limit(1)
         ).first()
         if live is not None:
@@ -167,11 +167,12 @@ def release_scorer(session: Session, scorer_id: str) -> None:
     session.flush()
 
 
-def claim_next_scorer(session: Session, *, host: str, lease_s: float) -> ScorerClaim | None:
-    """Claim the oldest scorer that nobody serves."""
-    scorer = claim_row(
-        session, Scorer, Scorer.state == ScorerState.WANTED, holder=host, lease_s=lease_s
-    )
+def claim_next_scorer(
+    session: Session, *, host: str, lease_s: float, engines: Collection[str] = ("hf",)
+) -> ScorerClaim | None:
+    """Claim the oldest scorer that nobody serves, of an engine that the host has."""
+    is_meant = and_(Scorer.state == ScorerState.WANTED, Scorer.engine.in_(engines))
+    scorer = claim_row(session, Scorer, is_meant, holder=host, lease_s=lease_s)
     if scorer is None:
         return None
     scorer.state = ScorerState.STARTING

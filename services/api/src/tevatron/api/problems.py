@@ -6,13 +6,15 @@ Owns the document, its rendering for each kind of exception, and what OpenAPI sa
 from __future__ import annotations
 
 import http
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
+from pydantic_core import ErrorDetails
 from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -42,6 +44,9 @@ CODES: dict[int, str] = {
 
 MESSAGE_CHARACTERS = 2000
 """A message that quotes what the user sent is cut here."""
+GOT_CHARACTERS = 100
+_WITHOUT_INPUT = frozenset({"missing", "extra_forbidden"})
+"""Faults whose message says it all."""
 
 
 class ProblemError(BaseModel):
@@ -176,7 +181,7 @@ def _http_exception(request: Request, error: Exception) -> Response:
 
 def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = [_fault(entry["loc"], str(entry["msg"])) for entry in error.errors()]
+    faults = [_fault(entry, error.body) for entry in error.errors()]
     first = faults[0]
     place = first.pointer if first.parameter is None else first.parameter
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
@@ -189,16 +194,33 @@ def _validation_error(request: Request, error: Exception) -> Response:
     )
 
 
-def _fault(location: Sequence[str | int], message: str) -> ProblemError:
-    message = _printable(message)
+def _fault(entry: ErrorDetails, body: JsonValue) -> ProblemError:
+    message, location = str(entry["msg"]), entry["loc"]
+    got = entry["input"]
+    if entry["type"] not in _WITHOUT_INPUT and not isinstance(got, dict | list):
+        message = f"{message}, got {json.dumps(got, default=str)[:GOT_CHARACTERS]}"
     if location and location[0] == "body":
-        parts = (str(part).replace("~", "~0").replace("/", "~1") for part in location[1:])
-        return ProblemError(
-            message=message, pointer=_printable("".join(f"/{part}" for part in parts))
-        )
+        pointer = _pointer(location[1:], body, is_missing=entry["type"] == "missing")
+        return ProblemError(message=_printable(message), pointer=_printable(pointer))
     return ProblemError(
-        message=message, parameter=_printable(str(location[-1])) if location else None
+        message=_printable(message), parameter=_printable(str(location[-1])) if location else None
     )
+
+
+def _pointer(location: Sequence[str | int], body: JsonValue, *, is_missing: bool) -> str:
+    """Return the JSON pointer of pydantic's location, which also names the members of unions that it went through."""
+    parts: list[str | int] = []
+    for part in location:
+        if isinstance(body, dict) and part in body:
+            body = body[str(part)]
+        elif isinstance(body, list) and isinstance(part, int):
+            body = body[part]
+        else:
+            continue
+        parts.append(part)
+    if is_missing:
+        parts.append(location[-1])
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in parts)
 
 
 def _database_error(request: Request, error: Exception) -> Response:

@@ -1,11 +1,12 @@
-"""Paths that a user gives: only what really lies under a configured root. Knows nothing of what is registered."""
+"""Places that a user gives: what really lies under a configured root, or the hub. Knows nothing of what is registered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from tevatron.core.errors import InputError
+from tevatron.core.errors import ForbiddenError, InputError
+from tevatron.core.settings import Settings
 
 
 def resolve_under(path: str, roots: Sequence[Path], *, variable: str) -> Path:
@@ -29,6 +30,14 @@ def resolve_under(path: str, roots: Sequence[Path], *, variable: str) -> Path:
     if not exists:
         raise InputError(f"path: {path!r} does not exist")
     return real
+
+
+def check_hub_allowed(settings: Settings) -> None:
+    """Refuse a hub id where the operator does not allow the hub."""
+    if not settings.allow_hub:
+        raise ForbiddenError(
+            "hub_id: the operator does not allow the hub here (TEVATRON_ALLOW_HUB, tevatron up --allow-hub)"
+        )
 
 
 def is_under(real: Path, roots: Sequence[Path]) -> bool:

@@ -20,7 +20,7 @@ from tevatron.api.problems import render
 from tevatron.core.errors import ForbiddenError, TevatronError, UnauthorizedError
 from tevatron.core.store.keys import KeyRepository
 from tevatron.core.store.models import KeyRole
-from tevatron.core.store.repository import EVERY_KEY, KeyScope
+from tevatron.core.store.repository import EveryKey, KeyScope
 from tevatron.core.store.session import Sessions
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -37,8 +37,8 @@ class Caller:
 
     @property
     def scope(self) -> KeyScope:
-        """Whose rows this caller may read."""
-        return EVERY_KEY if self.is_admin else self.key_id
+        """Whose rows this caller may read, and use."""
+        return EveryKey(own=self.key_id) if self.is_admin else self.key_id
 
 
 class Authentication:

@@ -1,4 +1,4 @@
-"""The metric core: nDCG, recall, MAP, MRR and precision at any cut-off, by trec_eval's own code.
+"""The metric core: nDCG, recall, MAP, MRR, precision and others at any cut-off, by trec_eval's own code.
 
 Knows qrels and a run, and no benchmark, file or model. Every metric comes from one ranking: score descending, compared
 in float32, equal scores by docid descending as a string (trec_eval 9). Queries of the qrels that the run lacks count 0
@@ -7,21 +7,19 @@ in float32, equal scores by docid descending as a string (trec_eval 9). Queries 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pytrec_eval
 
-from tevatron.core.errors import ConfigError, InputError
+from tevatron.core.errors import ConfigError, InputError, unknown_name
 
 Qrels = Mapping[str, Mapping[str, int]]
 """Query id -> docid -> relevance."""
@@ -41,16 +39,24 @@ class MetricName(StrEnum):
     MAP = "map"
     MRR = "mrr"
     PRECISION = "precision"
+    SUCCESS = "success"
+    CAPPED_RECALL = "capped_recall"
+    JUDGED = "judged"
+    R_PRECISION = "rprec"
+
+
+WITHOUT_CUTOFF = frozenset({MetricName.R_PRECISION})
+"""Metrics whose cut-off is the number of relevant documents."""
 
 
 class Metric(NamedTuple):
     """A metric and its cut-off."""
 
     name: MetricName
-    k: int
+    k: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name.value}@{self.k}"
+        return self.name.value if self.k is None else f"{self.name.value}@{self.k}"
 
 
 TREC_EVAL_NAMES: dict[MetricName, str] = {
@@ -59,18 +65,42 @@ TREC_EVAL_NAMES: dict[MetricName, str] = {
     MetricName.MAP: "map_cut",
     MetricName.MRR: "recip_rank",
     MetricName.PRECISION: "P",
+    MetricName.SUCCESS: "success",
+    MetricName.CAPPED_RECALL: "P",
+    MetricName.R_PRECISION: "Rprec",
 }
-COMMON_VARIANT = (
-    "relevant is grade 1 or higher; judged queries without results count 0 (trec_eval -c); ties by docid descending, "
-    "scores compared in float32 (trec_eval 9)"
-)
+UNCUT = frozenset({"recip_rank", "Rprec"})
+"""trec_eval's measures that take no cut-off."""
+TIES = "ties by docid descending, scores compared in float32 (trec_eval 9)"
+MISSING = "judged queries without results count 0 (trec_eval -c)"
 VARIANTS: dict[MetricName, str] = {
     MetricName.NDCG: "trec_eval ndcg_cut.{k}: linear gain, log2 discount, ideal from all judged documents",
     MetricName.RECALL: "trec_eval recall.{k}: over all relevant documents, not capped at {k}",
     MetricName.MAP: "trec_eval map_cut.{k}: over all relevant documents, not capped at {k}",
     MetricName.MRR: "trec_eval recip_rank, 0 where the first relevant document is below rank {k}",
     MetricName.PRECISION: "trec_eval P.{k}: divided by {k} also where fewer are ranked",
+    MetricName.SUCCESS: "trec_eval success.{k}: 1 where a relevant document is in the first {k}",
+    MetricName.CAPPED_RECALL: "relevant documents in the first {k} over the smaller of {k} and all relevant ones (BEIR's R_cap)",
+    MetricName.JUDGED: "share of the first {k} that have a judgment of any grade, of those that are ranked",
+    MetricName.R_PRECISION: "trec_eval Rprec: precision at as many as are relevant",
 }
+UNGRADED = frozenset({MetricName.NDCG, MetricName.JUDGED})
+"""Metrics that do not ask whether a document is relevant."""
+
+
+def common_variant(relevance_level: int) -> str:
+    """Say what all metrics share."""
+    return f"relevant is grade {relevance_level} or higher; {MISSING}; {TIES}"
+
+
+COMMON_VARIANT = common_variant(1)
+
+
+def variant(metric: Metric, *, relevance_level: int = 1) -> str:
+    """Say exactly what `metric` is here."""
+    form = VARIANTS[metric.name].format(k="k" if metric.k is None else metric.k)
+    level = "" if metric.name in UNGRADED else f"; relevant is grade {relevance_level} or higher"
+    return f"{form}{level}; {MISSING}; {TIES}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +113,7 @@ class Metrics:
     """Metric -> query id -> value, for every judged query."""
     variants: dict[str, str]
     """Metric -> exactly what was computed."""
+    relevance_level: int
     num_queries_qrels: int
     num_queries_run: int
     missing_queries: list[str]
@@ -96,28 +127,42 @@ class Metrics:
 
 
 def parse_metric(text: str) -> Metric:
-    """Read `ndcg@10`."""
-    found = re.fullmatch(r"([A-Za-z]+)@([0-9]{1,9})", text)
+    """Read `ndcg@10`, or `rprec`, which has no cut-off."""
+    found = re.fullmatch(r"([A-Za-z_]+)(?:@([0-9]{1,9}))?", text)
     if found is None:
         raise ConfigError(f"metric '{text}' is not of the form name@k, for example ndcg@10")
-    name, k = found[1].lower(), int(found[2])
     names = [metric.value for metric in MetricName]
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ConfigError(
-            f"unknown metric '{found[1]}' in '{text}'; there are: {', '.join(sorted(names))}.{hint}"
-        )
+    if found[1].lower() not in names:
+        raise ConfigError(f"'{text}': {unknown_name('metric', found[1].lower(), names)}")
+    name = MetricName(found[1].lower())
+    if name in WITHOUT_CUTOFF:
+        if found[2] is not None:
+            raise ConfigError(f"metric '{name.value}' has no cut-off, got '{text}'")
+        return Metric(name)
+    if found[2] is None:
+        raise ConfigError(f"metric '{text}' is not of the form name@k, for example ndcg@10")
+    k = int(found[2])
     if not 1 <= k <= MAX_CUTOFF:
         raise ConfigError(f"the cut-off of '{text}' must be between 1 and {MAX_CUTOFF}, got {k}")
-    return Metric(MetricName(name), k)
+    return Metric(name, k)
 
 
-def evaluate(qrels: Qrels, run: Run, metrics: Iterable[Metric]) -> Metrics:
-    """Compute `metrics` of `run`, per query and in the mean."""
+def evaluate(
+    qrels: Qrels, run: Run, metrics: Iterable[Metric], *, relevance_level: int = 1
+) -> Metrics:
+    """Compute `metrics` of `run`, per query and in the mean.
+
+    Args:
+        qrels: Grades by query and document; every query of it counts.
+        run: Scores by query and document, in any order.
+        metrics: Which; each is computed once.
+        relevance_level: Grade from which a document is relevant (trec_eval's -l); nDCG takes the grades as they are.
+    """
     wanted = list(dict.fromkeys(metrics))
     if not wanted:
         raise ConfigError("no metric was asked for: expected at least one, for example ndcg@10")
+    if relevance_level < 1:
+        raise ConfigError(f"the relevance level must be 1 or more, got {relevance_level}")
     judged = {qid: _checked_grades(qid, grades) for qid, grades in qrels.items() if grades}
     if not judged:
         raise InputError("the qrels hold no judgment")
@@ -128,15 +173,18 @@ def evaluate(qrels: Qrels, run: Run, metrics: Iterable[Metric]) -> Metrics:
             f"no query of the run is judged: the qrels have {len(judged)} queries such as {_examples(judged)}, "
             f"the run has {len(ranked)} such as {_examples(ranked) or 'none'}"
         )
-    found = _trec_eval(judged, both, wanted)
-    values = {str(m): {qid: _value(found.get(qid), m) for qid in judged} for m in wanted}
+    found = _trec_eval(judged, both, wanted, relevance_level)
+    values = {
+        str(m): _by_query(m, judged, both, found, relevance_level=relevance_level) for m in wanted
+    }
     return Metrics(
         # fsum: the mean does not depend on the order of the queries.
         means={
             name: math.fsum(by_query.values()) / len(judged) for name, by_query in values.items()
         },
         values=values,
-        variants={str(m): f"{VARIANTS[m.name].format(k=m.k)}; {COMMON_VARIANT}" for m in wanted},
+        variants={str(m): variant(m, relevance_level=relevance_level) for m in wanted},
+        relevance_level=relevance_level,
         num_queries_qrels=len(judged),
         num_queries_run=len(ranked),
         missing_queries=sorted(judged.keys() - ranked.keys()),
@@ -175,27 +223,67 @@ def _trec_eval(
     judged: Mapping[str, Mapping[str, int]],
     both: Mapping[str, Mapping[str, float]],
     wanted: list[Metric],
+    relevance_level: int,
 ) -> dict[str, dict[str, float]]:
     cutoffs: dict[str, set[int]] = {}
     for metric in wanted:
-        cutoffs.setdefault(TREC_EVAL_NAMES[metric.name], set()).add(metric.k)
+        if metric.name in TREC_EVAL_NAMES:
+            cutoffs.setdefault(TREC_EVAL_NAMES[metric.name], set()).add(metric.k or 0)
+    if not cutoffs:
+        return {}
     measures = {
-        name if name == "recip_rank" else f"{name}.{','.join(str(k) for k in sorted(ks))}"
+        name if name in UNCUT else f"{name}.{','.join(str(k) for k in sorted(ks))}"
         for name, ks in cutoffs.items()
     }
-    evaluator = pytrec_eval.RelevanceEvaluator({qid: judged[qid] for qid in both}, measures)
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        {qid: judged[qid] for qid in both}, measures, relevance_level=relevance_level
+    )
     found: dict[str, dict[str, float]] = evaluator.evaluate(both)
     return found
 
 
-def _value(found: Mapping[str, float] | None, metric: Metric) -> float:
-    if found is None:
-        return 0.0
-    if metric.name is MetricName.MRR:
+def _by_query(
+    metric: Metric,
+    judged: Mapping[str, Mapping[str, int]],
+    both: Mapping[str, Mapping[str, float]],
+    found: Mapping[str, Mapping[str, float]],
+    *,
+    relevance_level: int,
+) -> dict[str, float]:
+    """Return every judged query's value; 0 where the run has nothing for it."""
+    if metric.name is MetricName.JUDGED:
+        return {
+            qid: _judged(grades, both[qid], metric.k or 0) if qid in both else 0.0
+            for qid, grades in judged.items()
+        }
+    if metric.name is MetricName.CAPPED_RECALL:
+        return {
+            qid: _capped_recall(grades, found[qid], metric.k or 0, relevance_level)
+            if qid in both
+            else 0.0
+            for qid, grades in judged.items()
+        }
+    name = TREC_EVAL_NAMES[metric.name]
+    key = name if name in UNCUT else f"{name}_{metric.k}"
+    values = {qid: found[qid][key] if qid in both else 0.0 for qid in judged}
+    if metric.name is MetricName.MRR and metric.k is not None:
         # trec_eval's has no cut-off: 1/rank >= 1/k exactly where rank <= k.
-        value = found["recip_rank"]
-        return value if value >= 1.0 / metric.k else 0.0
-    return found[f"{TREC_EVAL_NAMES[metric.name]}_{metric.k}"]
+        least = 1.0 / metric.k
+        values = {qid: value if value >= least else 0.0 for qid, value in values.items()}
+    return values
+
+
+def _judged(grades: Mapping[str, int], scores: Mapping[str, float], k: int) -> float:
+    best = rank(scores)[:k]
+    return sum(docid in grades for docid in best) / len(best)
+
+
+def _capped_recall(
+    grades: Mapping[str, int], found: Mapping[str, float], k: int, relevance_level: int
+) -> float:
+    num_relevant = sum(grade >= relevance_level for grade in grades.values())
+    # P.k is a whole number over k.
+    return round(found[f"P_{k}"] * k) / min(k, num_relevant) if num_relevant else 0.0
 
 
 def _check_ids(qid: str, docids: Iterable[str]) -> None:
@@ -240,11 +328,14 @@ def _checked_scores(qid: str, scores: Mapping[str, float]) -> dict[str, float]:
         plain = scores
     else:
         plain = {docid: _as_float(qid, docid, score) for docid, score in scores.items()}
-    if np.isnan(_values_of(plain)).any():
-        docid = next(docid for docid, score in plain.items() if math.isnan(score))
-        raise InputError(
-            f"score of query '{qid}', document '{docid}' is NaN; it has no place in a ranking"
-        )
+    total = sum(plain.values())
+    if total != total:
+        # NaN, or the sum of both infinities.
+        for docid, score in plain.items():
+            if score != score:
+                raise InputError(
+                    f"score of query '{qid}', document '{docid}' is NaN; it has no place in a ranking"
+                )
     return plain
 
 
@@ -256,15 +347,11 @@ def _as_float(qid: str, docid: str, score: object) -> float:
     return float(score)
 
 
-def _values_of(scores: Mapping[str, float]) -> npt.NDArray[np.float64]:
-    return np.fromiter(scores.values(), np.float64, len(scores))
-
-
 def _count_tied(scores: Mapping[str, float]) -> int:
-    with np.errstate(over="ignore"):
-        singles = _values_of(scores).astype(np.float32)
-    counts = np.unique_counts(singles).counts
-    return int(counts[counts > 1].sum())
+    singles = array("f", scores.values())
+    if len(set(singles)) == len(singles):
+        return 0
+    return sum(count for count in Counter(singles).values() if count > 1)
 
 
 def _examples(ids: Iterable[str]) -> str:

@@ -5,10 +5,13 @@ A folder with a contract is served as the contract says or not at all; a plain o
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 from tevatron.core.contracts.checkpoint import (
+    CONTRACT_NAME,
     CheckpointContract,
     Dtype,
     check_head,
@@ -23,8 +26,9 @@ from tevatron.core.contracts.probes import renderable_probes
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError, ContractError
+from tevatron.core.formats.files import sha256_file
 from tevatron.core.hub import model_folder
-from tevatron.core.nn.loading import load_tokenizer
+from tevatron.core.nn.loading import ADAPTER_FILE, CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
 from tevatron.core.prompts import Renderer, get_template
 from tevatron.scorer.engines import Engine, EngineOptions, get_engine
 from tevatron.scorer.served import DEFAULT_MAX_LENGTH, Served, ServeOptions
@@ -32,41 +36,103 @@ from tevatron.scorer.served import DEFAULT_MAX_LENGTH, Served, ServeOptions
 
 def load(options: ServeOptions) -> Served:
     """Load and prove; any mismatch is an error with names and numbers, and nothing is served."""
-    make_engine = get_engine(options.backend)
-    options = replace(options, model=model_folder(str(options.model), revision=options.revision))
-    contract = read_contract(options.model)
+    entry = get_engine(options.backend)
+    folders = _folders(options, loads_adapters=entry.loads_adapters)
+    contract = read_contract(folders.contract)
     if contract is None:
-        built, head, dtype = _plain(options)
+        built, head, dtype = _plain(folders, options)
     else:
         _refuse_other_options(contract, options)
-        built, head, dtype = _by_contract(contract, options)
-    engine = make_engine(
+        built, head, dtype = _by_contract(contract, folders, options)
+    engine = entry.make(
         EngineOptions(
-            model=options.model,
+            model=folders.model,
+            adapter=folders.adapter,
             head=head,
             answer_ids=built.answer_ids,
+            max_length=built.max_length,
             dtype=dtype,
-            device=options.device,
-            max_batch_tokens=options.max_batch_tokens,
+            flags=options.flags,
         )
     )
-    difference = None
+    about = engine.info()
+    difference = tolerance = None
     if contract is not None:
         difference = _prove(engine, contract)
+        tolerance = tolerance_for(contract, dtype=about.dtype)
     else:
         _try_out(engine, built)
-    return Served(
-        engine=engine,
-        renderer=built,
-        info=_describe(options, built, engine, head, difference),
-        max_batch_tokens=options.max_batch_tokens,
+    ids = built.answer_ids
+    info = ScorerInfo(
+        backend=options.backend,
+        model_name_or_path=folders.contract.name,
+        prompt_template=built.template.name,
+        head=head,
+        yes_id=ids.yes if ids else None,
+        no_id=ids.no if ids else None,
+        max_length=built.max_length,
+        dtype=about.dtype,
+        contract_sha256=(
+            None if contract is None else sha256_file(folders.contract / CONTRACT_NAME)
+        ),
+        max_probe_difference=difference,
+        probe_tolerance=tolerance,
+        versions={**about.versions, "device": about.device},
     )
+    return Served(engine=engine, renderer=built, info=info)
 
 
-def _plain(options: ServeOptions) -> tuple[Renderer, Head, Dtype | None]:
+class _Folders(NamedTuple):
+    """Where the parts of a model lie."""
+
+    model: Path
+    adapter: Path | None
+    tokenizer: Path
+
+    @property
+    def contract(self) -> Path:
+        """The folder whose contract counts: an adapter's scores are not its base model's."""
+        return self.adapter or self.model
+
+
+def _folders(options: ServeOptions, *, loads_adapters: bool) -> _Folders:
+    model = model_folder(str(options.model), revision=options.revision)
+    adapter = options.adapter
+    if adapter is not None and not (adapter / ADAPTER_FILE).is_file():
+        raise ConfigError(f"--lora_name_or_path {adapter}: expected a folder with {ADAPTER_FILE}")
+    if adapter is None and (model / ADAPTER_FILE).is_file() and not (model / CONFIG_FILE).is_file():
+        adapter, model = model, _base_of(model)
+    if adapter is not None and not loads_adapters:
+        raise ConfigError(
+            f"{adapter} holds a PEFT adapter, and engine '{options.backend}' loads none: publish merged weights with an "
+            "export job"
+        )
+    own = adapter is not None and (adapter / TOKENIZER_FILE).is_file()
+    tokenizer = options.tokenizer or (adapter if adapter is not None and own else model)
+    return _Folders(model, adapter, tokenizer)
+
+
+def _base_of(adapter: Path) -> Path:
+    try:
+        config = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))
+        name = config["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{adapter / ADAPTER_FILE} names no base_model_name_or_path: {error}"
+        ) from error
+    try:
+        return model_folder(str(name))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{adapter} is an adapter of '{name}', which is not there: name its base with --model and this folder with "
+            f"--lora_name_or_path ({error})"
+        ) from error
+
+
+def _plain(folders: _Folders, options: ServeOptions) -> tuple[Renderer, Head, Dtype | None]:
     if options.prompt_template is None:
         raise ConfigError(
-            f"{options.model} has no contract (reranker.json): say how it is prompted with --prompt_template"
+            f"{folders.contract} has no contract (reranker.json): say how it is prompted with --prompt_template"
         )
     template = get_template(options.prompt_template)
     head = options.head or (Head.SEQ_CLS if template.yes is None else Head.YES_NO)
@@ -77,7 +143,7 @@ def _plain(options: ServeOptions) -> tuple[Renderer, Head, Dtype | None]:
         )
     built = Renderer(
         template,
-        load_tokenizer(options.tokenizer or options.model),
+        load_tokenizer(folders.tokenizer),
         max_length=options.max_length or DEFAULT_MAX_LENGTH,
         query_prefix=options.query_prefix,
         passage_prefix=options.passage_prefix,
@@ -87,11 +153,10 @@ def _plain(options: ServeOptions) -> tuple[Renderer, Head, Dtype | None]:
 
 
 def _by_contract(
-    contract: CheckpointContract, options: ServeOptions
+    contract: CheckpointContract, folders: _Folders, options: ServeOptions
 ) -> tuple[Renderer, Head, Dtype | None]:
-    folder = options.tokenizer or options.model
-    check_tokenizer(contract, folder)
-    built = renderer(contract, load_tokenizer(folder))
+    check_tokenizer(contract, folders.tokenizer)
+    built = renderer(contract, load_tokenizer(folders.tokenizer))
     check_token_ids(contract, built)
     dtype = options.dtype or contract.dtype
     tolerance_for(contract, dtype=dtype)
@@ -122,27 +187,13 @@ def _prove(engine: Engine, contract: CheckpointContract) -> float:
 
 
 def _try_out(engine: Engine, built: Renderer) -> None:
-    """Score a few probes, so that a model that gives no numbers is found before it is ready."""
-    pairs = renderable_probes(built)
-    # The last one is as long as prompts get.
-    scores = engine.score([built.render(pair).ids for pair in [*pairs[:2], pairs[-1]]])
+    """Score the probes, so that a model that gives no numbers, or always the same, is found before it is ready."""
+    # The last probes are as long as prompts get.
+    prompts = [built.render(pair).ids for pair in renderable_probes(built)]
+    scores = engine.score(prompts)
     if not all(math.isfinite(score) for score in scores):
         raise ConfigError(f"the model gives scores that are no finite numbers: {scores}")
-
-
-def _describe(
-    options: ServeOptions, built: Renderer, engine: Engine, head: Head, difference: float | None
-) -> ScorerInfo:
-    about, ids = engine.info(), built.answer_ids
-    return ScorerInfo(
-        backend=options.backend,
-        model_name_or_path=options.model.name,
-        prompt_template=built.template.name,
-        head=head,
-        yes_id=ids.yes if ids else None,
-        no_id=ids.no if ids else None,
-        max_length=built.max_length,
-        dtype=about.dtype,
-        max_probe_difference=difference,
-        versions={**about.versions, "device": about.device},
-    )
+    if len(set(scores)) == 1:
+        raise ConfigError(
+            f"the model gives each of {len(scores)} different prompts the score {scores[0]}: it cannot rank"
+        )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tevatron.core.contracts.checkpoint import Dtype
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.prompts import Renderer
-from tevatron.scorer.engines import Engine
+from tevatron.scorer.engines import Engine, EngineFlags
 
 DEFAULT_MAX_LENGTH = 512
-DEFAULT_BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +20,11 @@ class ServeOptions:
 
     backend: str
     model: Path
-    """Folder, or a hub id."""
+    """Folder, or a hub id; of weights, or of a PEFT adapter that names its base model."""
     revision: str | None = None
     """Of a hub id."""
+    adapter: Path | None = None
+    """Folder of a PEFT adapter for `model`."""
     tokenizer: Path | None = None
     """Folder of the tokenizer, where it is not the model's."""
     prompt_template: str | None = None
@@ -33,8 +34,7 @@ class ServeOptions:
     max_length: int | None = None
     head: Head | None = None
     dtype: Dtype | None = None
-    device: str | None = None
-    max_batch_tokens: int = DEFAULT_BATCH_TOKENS
+    flags: EngineFlags = field(default_factory=EngineFlags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,4 +44,3 @@ class Served:
     engine: Engine
     renderer: Renderer
     info: ScorerInfo
-    max_batch_tokens: int

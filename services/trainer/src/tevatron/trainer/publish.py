@@ -10,10 +10,11 @@ import os
 import shutil
 from pathlib import Path
 
+from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
 from tevatron.core.contracts.checkpoint import CONTRACT_NAME, read_contract
-from tevatron.core.contracts.jobs import FailReason, Phase
+from tevatron.core.contracts.jobs import FailReason, JobKind, Phase
 from tevatron.core.contracts.run import EXPORT_NAME
 from tevatron.core.errors import JobError
 from tevatron.core.formats.files import sha256_tree
@@ -81,9 +82,11 @@ def publish(ctx: JobContext, run: RunFolder) -> Finished:
     if ctx.stop_reason is StopReason.CANCELLED:
         discard()
     ctx.check()
-    return Finished(
-        result={"checkpoint_id": checkpoint_id_of(claim.job_id)}, write=write, discard=discard
-    )
+    result: dict[str, JsonValue] = {"checkpoint_id": checkpoint_id_of(claim.job_id)}
+    if claim.kind is JobKind.TRAIN:
+        # A wrong step of an export is refused by them when it is submitted.
+        result["saved_steps"] = [*run.saved_steps()]
+    return Finished(result=result, write=write, discard=discard)
 
 
 def _rename(source: Path, destination: Path) -> None:

@@ -150,8 +150,6 @@ def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
     with ctx.sessions.begin() as session:
         model = ModelRepository(session).by_id(spec.model)
         dataset = DatasetRepository(session).by_id(spec.dataset)
-    if dataset.path is None:
-        raise _config_error(f"dataset '{dataset.name}' has no file: it was registered by a hub id")
     model_path = _model_folder(ctx.settings, model)
     dataset_path = ctx.settings.data / dataset.path
     check_model(model_path)

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import psycopg
 
+from tevatron.core.cli.stack.readiness import wait_until_ready
 from tevatron.core.cli.stack.unprivileged import (
     Account,
     import_path,
@@ -155,23 +156,14 @@ class EmbeddedPostgres:
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when the database answers; make it where it is missing."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if self.process is None or self.process.poll() is not None:
-                status = None if self.process is None else self.process.returncode
-                raise UnavailableError(
-                    f"Postgres ended with status {status} at its start; log: {self._folder}"
-                )
-            try:
-                self._make_database()
-            except psycopg.OperationalError as error:
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"Postgres does not answer after {timeout_s:g} s: {error}"
-                    ) from error
-                time.sleep(0.05)
-            else:
-                return
+        wait_until_ready(
+            "Postgres",
+            self.process,
+            check=self._make_database,
+            not_yet=psycopg.OperationalError,
+            where=f"log: {self._folder}",
+            timeout_s=timeout_s,
+        )
 
     def stop(self) -> None:
         """Disconnect everybody, write a checkpoint, end the server; then remove the socket's folder."""

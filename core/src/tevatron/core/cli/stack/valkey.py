@@ -11,10 +11,10 @@ import os
 import secrets
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import IO
 
+from tevatron.core.cli.stack.readiness import wait_until_ready
 from tevatron.core.cli.stack.unprivileged import (
     Account,
     import_path,
@@ -128,23 +128,14 @@ class EmbeddedValkey:
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when the server takes our password and answers PING."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if self.process is None or self.process.poll() is not None:
-                status = None if self.process is None else self.process.returncode
-                raise UnavailableError(
-                    f"Valkey ended with status {status} at its start (port {self._port})"
-                )
-            try:
-                self._ping()
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"Valkey does not answer after {timeout_s:g} s: {error}"
-                    ) from error
-                time.sleep(0.02)
-            else:
-                return
+        wait_until_ready(
+            "Valkey",
+            self.process,
+            check=self._ping,
+            not_yet=OSError,
+            where=f"port {self._port}",
+            timeout_s=timeout_s,
+        )
 
     def _ping(self) -> None:
         with socket.create_connection((HOST, self._port or 0), timeout=2) as connection:

@@ -15,7 +15,7 @@ from tevatron.core.contracts.resources import DatasetKind
 from tevatron.core.errors import FormatError, InputError
 from tevatron.core.formats.beir import BeirFolder
 from tevatron.core.formats.files import sha256_file, sha256_tree
-from tevatron.core.formats.ranklist import read_ranklist
+from tevatron.core.formats.ranklist import check_ranklist
 from tevatron.core.formats.training import read_training
 
 Stats = dict[str, JsonValue]
@@ -54,10 +54,10 @@ def _training_stats(path: Path) -> Stats:
 
 
 def _ranklist_stats(path: Path) -> Stats:
-    run = read_ranklist(path)
-    if not run:
+    size = check_ranklist(path)
+    if size.rows == 0:
         raise FormatError("no rows; expected query id, document id, score", path=path)
-    return {"queries": len(run), "rows": sum(len(documents) for documents in run.values())}
+    return {"queries": size.queries, "rows": size.rows}
 
 
 def _beir_stats(path: Path) -> Stats:

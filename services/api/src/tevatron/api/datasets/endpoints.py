@@ -13,7 +13,7 @@ from tevatron.api.datasets.upload import Upload
 from tevatron.api.guard import CONTENT_TYPES
 from tevatron.api.pages import page_resource
 from tevatron.api.problems import responses
-from tevatron.api.roots import refuse_leaving_links, resolve_under
+from tevatron.api.roots import check_hub_allowed, refuse_leaving_links, resolve_under
 from tevatron.api.security import Caller, CurrentCaller
 from tevatron.core.contracts.resources import (
     DatasetKind,
@@ -24,7 +24,7 @@ from tevatron.core.contracts.resources import (
 )
 from tevatron.core.errors import ConflictError
 from tevatron.core.store.models import Dataset
-from tevatron.core.store.registered import DatasetRepository
+from tevatron.core.store.registered import DatasetRepository, HubSource
 
 router = APIRouter(tags=["datasets"], route_class=CheckedRoute)
 
@@ -56,10 +56,12 @@ def register_dataset(
     session: CurrentSession,
     response: Response,
 ) -> DatasetResource:
-    """Register a dataset: by a path, which is read from end to end here, or without, to be uploaded next."""
+    """Register a dataset: by a path or from the hub, read from end to end here, or without, to be uploaded next."""
     repository = DatasetRepository(session)
-    if body.path is None:
-        row = repository.create_awaiting(body.name, key_id=caller.key_id, kind=body.kind)
+    if body.hub_id is not None:
+        row = repository.by_id(_fetch(body, caller, context))
+    elif body.path is None:
+        row = repository.create(body.name, key_id=caller.key_id, kind=body.kind)
     else:
         path, found = _inspect(body.path, body.kind, context)
         row = repository.create(
@@ -106,12 +108,7 @@ async def upload_dataset_content(
     """Take the content of a dataset that awaits it; it is read from end to end before it is kept."""
     # Async only because a body can be streamed no other way; whatever blocks runs in a thread.
     dataset = await run_in_threadpool(_awaiting, ref, caller, context)
-    assert dataset.path is not None
-    upload = Upload(
-        context.settings.data / dataset.path,
-        kind=dataset.kind,
-        max_bytes=context.settings.max_upload_bytes,
-    )
+    upload = _upload(dataset.kind, context)
     try:
         await upload.receive(request.stream())
         return await run_in_threadpool(_store, upload, dataset.id, context)
@@ -127,6 +124,39 @@ def _inspect(path: str, kind: DatasetKind, context: Context) -> tuple[str, Inspe
     return str(real), inspect_dataset(kind, real)
 
 
+def _upload(kind: DatasetKind, context: Context) -> Upload:
+    settings = context.settings
+    return Upload(settings.data, kind=kind, max_bytes=settings.max_upload_bytes)
+
+
+def _fetch(body: DatasetRequest, caller: Caller, context: Context) -> str:
+    """Fetch and store a dataset of the hub, and return its id."""
+    check_hub_allowed(context.settings)
+    assert body.hub_id is not None
+    assert body.revision is not None, "the request's own validator"
+    hub = HubSource(hub_id=body.hub_id, revision=body.revision, file=body.file)
+    with context.sessions.begin() as session:
+        DatasetRepository(session).check_free(body.name, key_id=caller.key_id)
+    upload = _upload(body.kind, context)
+    try:
+        # No session is open while it is fetched and read, which may take minutes.
+        upload.fetch(hub)
+        found = upload.inspect()
+        with context.sessions.begin() as session:
+            row = DatasetRepository(session).create(
+                body.name,
+                key_id=caller.key_id,
+                kind=body.kind,
+                sha256=found.sha256,
+                stats=found.stats,
+                hub=hub,
+            )
+            upload.publish(context.settings.data / row.path)
+            return row.id
+    finally:
+        upload.discard()
+
+
 def _awaiting(ref: str, caller: Caller, context: Context) -> Dataset:
     with context.sessions.begin() as session:
         dataset = DatasetRepository(session).get(ref, key_id=caller.scope)
@@ -137,10 +167,11 @@ def _awaiting(ref: str, caller: Caller, context: Context) -> Dataset:
 
 def _store(upload: Upload, dataset_id: str, context: Context) -> DatasetResource:
     # No session is open while the content is read, which may take minutes.
+    upload.unpack()
     found = upload.inspect()
     with context.sessions.begin() as session:
         dataset = DatasetRepository(session).lock_awaiting(dataset_id)
-        upload.publish()
+        upload.publish(context.settings.data / dataset.path)
         dataset.state = DatasetState.READY
         dataset.sha256 = found.sha256
         dataset.stats = found.stats

@@ -1,4 +1,4 @@
-"""A dataset's content on its way in: streamed beside its place, checked whole, renamed, then the row.
+"""A dataset's content on its way in: streamed or fetched beside its place, checked whole, renamed, then the row.
 
 A crash at any point leaves either no content and a dataset that still awaits it, or all of it.
 """
@@ -17,8 +17,13 @@ from tevatron.api.datasets.archive import remove, unpack_beir
 from tevatron.api.datasets.checks import Inspection, inspect_dataset
 from tevatron.core.contracts.resources import DatasetKind
 from tevatron.core.errors import FormatError, InputError
+from tevatron.core.hub import fetch_dataset
+from tevatron.core.store.registered import HubSource
 
 WRITE_BYTES = 2**20
+DATASETS = "datasets"
+"""Folder of the uploads below TEVATRON_DATA."""
+BEIR_FILES = ["corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*"]
 PART_PREFIX = ".upload-"
 STALE_PART_S = 86400.0
 
@@ -26,12 +31,11 @@ STALE_PART_S = 86400.0
 class Upload:
     """One attempt at a dataset's content, in a folder of its own until it is whole."""
 
-    def __init__(self, place: Path, *, kind: DatasetKind, max_bytes: int) -> None:
-        self._place = place
+    def __init__(self, data: Path, *, kind: DatasetKind, max_bytes: int) -> None:
         self._kind = kind
         self._max_bytes = max_bytes
-        root = place.parent.parent
-        self._part = root / f"{PART_PREFIX}{place.parent.name}-{secrets.token_hex(4)}"
+        self._part = data / DATASETS / f"{PART_PREFIX}{secrets.token_hex(8)}"
+        self._content = self._part / "content"
 
     async def receive(self, chunks: AsyncIterator[bytes]) -> None:
         """Write the body to disk as it comes."""
@@ -47,17 +51,32 @@ class Upload:
                     held, held_bytes = [], 0
             await run_in_threadpool(file.writelines, held)
 
-    def inspect(self) -> Inspection:
-        """Unpack where needed, and read everything; the error names the file as the user knows it."""
+    def unpack(self) -> None:
+        """Make the content of what was received."""
         received = self._part / "received"
         if received.stat().st_size == 0:
             raise InputError("the content is empty")
-        content = self._part / "content"
         if self._kind is DatasetKind.BEIR:
-            unpack_beir(received, content, max_bytes=self._max_bytes)
+            unpack_beir(received, self._content, max_bytes=self._max_bytes)
             received.unlink()
         else:
-            received.rename(content)
+            received.rename(self._content)
+
+    def fetch(self, hub: HubSource) -> None:
+        """Make the content of what a repository of the hub holds."""
+        fetched = self._part / "fetched"
+        fetch_dataset(
+            hub.hub_id,
+            revision=hub.revision,
+            files=BEIR_FILES if hub.file is None else [hub.file],
+            folder=fetched,
+            max_bytes=self._max_bytes,
+        )
+        (fetched if hub.file is None else fetched / hub.file).rename(self._content)
+
+    def inspect(self) -> Inspection:
+        """Read everything; the error names the file as the user knows it."""
+        content = self._content
         try:
             return inspect_dataset(self._kind, content)
         except FormatError as error:
@@ -65,16 +84,15 @@ class Upload:
         except InputError as error:
             raise InputError(str(error).replace(str(content), "content")) from error
 
-    def publish(self) -> None:
+    def publish(self, place: Path) -> None:
         """Bring the checked content to its place, durably."""
-        content = self._part / "content"
-        for path in [content, *content.rglob("*")]:
+        for path in [self._content, *self._content.rglob("*")]:
             _sync(path)
-        remove(self._place)  # of an upload whose row was never written
-        self._place.parent.mkdir(parents=True, exist_ok=True)
-        content.rename(self._place)
-        _sync(self._place.parent)
-        _sync(self._place.parent.parent)
+        remove(place)  # of an upload whose row was never written
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._content.rename(place)
+        _sync(place.parent)
+        _sync(place.parent.parent)
 
     def discard(self) -> None:
         """Remove what is left of this attempt."""
@@ -83,7 +101,7 @@ class Upload:
 
 def remove_stale_parts(data: Path) -> None:
     """Remove uploads that a crash has left; a younger one may still be going on in another process."""
-    for part in (data / "datasets").glob(f"{PART_PREFIX}*"):
+    for part in (data / DATASETS).glob(f"{PART_PREFIX}*"):
         if time.time() - part.stat().st_mtime > STALE_PART_S:
             remove(part)
 

@@ -65,7 +65,7 @@ def submit_jobs(
     repository = JobRepository(session)
     jobs = repository.submit(
         specs,
-        key_id=caller.key_id,
+        key_id=caller.scope,
         idempotency=None if idempotency_key is None else (idempotency_key, digest),
     )
     nudge(session)
@@ -79,7 +79,7 @@ def plan_job(
     body: PlanRequest, caller: CurrentCaller, session: CurrentSession, context: CurrentContext
 ) -> Plan:
     """Say what a training needs on each GPU and which layouts fit; nothing is stored or started."""
-    model = ModelRepository(session).get(body.model, key_id=caller.key_id)
+    model = ModelRepository(session).get(body.model, key_id=caller.scope)
     if model.path is None:
         raise ConfigError(
             f"model '{model.name}' is registered by a hub id: its config.json is not here to be read"

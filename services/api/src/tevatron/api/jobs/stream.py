@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from tevatron.core.contracts.jobs import FINAL_STATES, EventType, JobEvent, JobState
+from tevatron.core.contracts.jobs import JobEvent
 
 KEEPALIVE_S = 15.0
 """Proxies close a connection that is silent for longer, usually after 30 or 60 s."""
@@ -47,7 +47,7 @@ async def sse_lines(
         for event in events:
             yield _encode(event)
             after = event.seq
-            if is_final(event):
+            if event.ends_job:
                 return
         if events:
             sent_at = time.monotonic()
@@ -56,11 +56,6 @@ async def sse_lines(
             yield KEEPALIVE_COMMENT
             sent_at = time.monotonic()
         await anyio.sleep(POLL_S)
-
-
-def is_final(event: JobEvent) -> bool:
-    """Say whether nothing can follow."""
-    return event.type is EventType.STATE and JobState(str(event.data["state"])) in FINAL_STATES
 
 
 def _encode(event: JobEvent) -> bytes:

@@ -9,10 +9,9 @@ from tevatron.api.context import Context, CurrentContext, CurrentPage, CurrentSe
 from tevatron.api.models.checks import check_model_folder
 from tevatron.api.pages import page_resource
 from tevatron.api.problems import responses
-from tevatron.api.roots import resolve_under
+from tevatron.api.roots import check_hub_allowed, resolve_under
 from tevatron.api.security import CurrentCaller
 from tevatron.core.contracts.resources import ModelRequest, ModelResource, Page
-from tevatron.core.errors import ForbiddenError
 from tevatron.core.formats.files import sha256_tree
 from tevatron.core.store.models import Model
 from tevatron.core.store.registered import ModelRepository
@@ -32,10 +31,8 @@ def register_model(
 ) -> ModelResource:
     """Register a base model: a folder under a configured root, hashed here, or a hub id with its revision."""
     path, sha256 = _checked_folder(body.path, context) if body.path is not None else (None, None)
-    if body.hub_id is not None and not context.settings.allow_hub:
-        raise ForbiddenError(
-            "hub_id: the operator does not allow the hub here (TEVATRON_ALLOW_HUB, tevatron up --allow-hub)"
-        )
+    if body.hub_id is not None:
+        check_hub_allowed(context.settings)
     row = ModelRepository(session).create(
         body.name,
         key_id=caller.key_id,

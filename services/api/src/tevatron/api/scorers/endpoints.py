@@ -13,6 +13,7 @@ from tevatron.api.scorers.allowed import check_allowed
 from tevatron.api.security import Caller, CurrentCaller
 from tevatron.core.contracts.resources import Page, ScorerRequest, ScorerResource
 from tevatron.core.errors import ForbiddenError
+from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.models import Scorer
 from tevatron.core.store.registered import ModelRepository
@@ -96,9 +97,13 @@ def _register(
 
 
 def _request(body: ScorerRequest, caller: Caller, context: Context, session: Session) -> str:
+    if body.prompt_template is not None:
+        get_template(body.prompt_template)
     target = ScorerTarget(
         checkpoint_id=(
-            CheckpointRepository(session).get(body.checkpoint, key_id=caller.scope).id
+            CheckpointRepository(session)
+            .get_servable(body.checkpoint, key_id=caller.scope, dtype=body.dtype)
+            .id
             if body.checkpoint is not None
             else None
         ),

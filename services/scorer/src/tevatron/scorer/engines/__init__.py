@@ -6,36 +6,52 @@ An engine knows neither text nor HTTP; the server around it does rendering, batc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tevatron.core.errors import ConfigError, unknown_name
-from tevatron.scorer.engines.base import Engine, EngineInfo, EngineOptions
+from tevatron.scorer.engines.base import Engine, EngineFlags, EngineInfo, EngineOptions
 
-__all__ = ["ENGINES", "Engine", "EngineInfo", "EngineOptions", "get_engine"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineEntry",
+    "EngineFlags",
+    "EngineInfo",
+    "EngineOptions",
+    "get_engine",
+]
 
-EngineFactory = Callable[[EngineOptions], Engine]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """One engine of the registry."""
+
+    make: Callable[[EngineOptions], Engine]
+    """Imports the engine and loads the model."""
+    honours: frozenset[str]
+    """Fields of `EngineFlags` that mean something to this engine."""
+    loads_adapters: bool = False
+    """Whether it puts a PEFT adapter onto a model."""
 
 
 def _hf(options: EngineOptions) -> Engine:
-    from tevatron.scorer.engines.hf import (
-        HfEngine,
-    )  # torch: only the engine that is asked for is imported
+    # torch: only the engine that is asked for is imported
+    from tevatron.scorer.engines.hf import HfEngine
 
     return HfEngine(options)
 
 
-def _fake(options: EngineOptions) -> Engine:
-    from tevatron.scorer.engines.fake import FakeEngine  # beside the others, which are heavy
+ENGINES: dict[str, EngineEntry] = {
+    "hf": EngineEntry(
+        make=_hf,
+        honours=frozenset({"device", "max_batch_tokens", "compile"}),
+        loads_adapters=True,
+    ),
+}
 
-    return FakeEngine(options)
 
-
-ENGINES: dict[str, EngineFactory] = {"hf": _hf, "fake": _fake}
-
-
-def get_engine(name: str) -> EngineFactory:
-    """Return the factory of an engine; an unknown name lists what there is."""
-    if name == "vllm":
-        raise ConfigError("engine 'vllm': this build has no vLLM engine yet; use --backend hf")
+def get_engine(name: str) -> EngineEntry:
+    """Return an engine's entry; an unknown name lists what there is."""
     if name not in ENGINES:
         raise ConfigError(unknown_name("engine", name, ENGINES))
     return ENGINES[name]

@@ -13,20 +13,43 @@ from tevatron.core.prompts import AnswerIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFlags:
+    """What a user may ask of an engine; None and False leave it to the engine.
+
+    An engine's line in the registry names the fields that it honours. The server refuses the flags of the others, so
+    an engine reads its own fields and need not look at the rest.
+    """
+
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:1`."""
+    max_batch_tokens: int | None = None
+    """Token budget of one forward pass."""
+    compile: bool = False
+    """Whether torch compiles the model first."""
+    tensor_parallel_size: int | None = None
+    max_model_len: int | None = None
+    """Longest sequence in tokens that the engine makes room for; never below the longest prompt."""
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    enforce_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """What to load and how; already checked against the contract where there is one."""
 
     model: Path
     """Folder in Hugging Face's layout."""
+    adapter: Path | None = None
+    """Folder of a PEFT adapter of this model; only where the engine's registry line says that it loads them."""
     head: Head
     answer_ids: AnswerIds | None
     """Ids of the two answers; None for a `seq_cls` head."""
-    dtype: Dtype | None
+    max_length: int
+    """Longest prompt in tokens that it will be given."""
+    dtype: Dtype | None = None
     """Arithmetic; the engine's own choice when unset."""
-    device: str | None
-    """`cpu`, `cuda`, ...; the engine's own choice when unset."""
-    max_batch_tokens: int
-    """Token budget of one forward pass."""
+    flags: EngineFlags = field(default_factory=EngineFlags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +58,8 @@ class EngineInfo:
 
     dtype: Dtype
     device: str
+    max_batch_tokens: int = 8192
+    """Tokens of one call: enough to keep the engine busy, few enough that nobody waits long for the next call."""
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -42,7 +67,7 @@ class Engine(Protocol):
     """Scores prompts; called from one thread at a time."""
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
-        """Return one score a prompt, in the order given."""
+        """Return one fp32 score a prompt, in the order given; what cannot be scored is an error, never a number."""
 
     def info(self) -> EngineInfo:
         """Describe the engine."""

@@ -1,7 +1,6 @@
-"""A deterministic engine without a model: for tests, and for trying the server's behaviour under load.
+"""A deterministic engine without a model, for tests: no command line offers it.
 
-The score of a prompt is a hash of its token ids, between -10 and 10; one of more than `max_batch_tokens` is nothing
-special. It knows no model, so a contract is never proved by it.
+The score of a prompt is a hash of its token ids, between -10 and 10.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ import zlib
 from array import array
 from collections.abc import Sequence
 
-from tevatron.scorer.engines.base import EngineInfo, EngineOptions
+from tevatron.scorer.engines.base import EngineInfo
 
 
 class FakeEngine:
     """Scores by hash, after `seconds_per_token`."""
 
-    def __init__(
-        self, options: EngineOptions | None = None, *, seconds_per_token: float = 0.0
-    ) -> None:
-        self._dtype = (options.dtype if options else None) or "float32"
+    def __init__(self, *, seconds_per_token: float = 0.0, max_batch_tokens: int = 2048) -> None:
         self._seconds_per_token = seconds_per_token
+        self._max_batch_tokens = max_batch_tokens
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Return a score that depends on nothing but the prompt."""
@@ -31,4 +28,4 @@ class FakeEngine:
 
     def info(self) -> EngineInfo:
         """Describe the engine."""
-        return EngineInfo(dtype=self._dtype, device="cpu")
+        return EngineInfo(dtype="float32", device="cpu", max_batch_tokens=self._max_batch_tokens)

@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
 
 from tevatron.core.contracts.checkpoint import Dtype
+from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError
-from tevatron.core.nn.loading import load_model, score_head
+from tevatron.core.nn.attention import packed_attention
+from tevatron.core.nn.checks import check_forward
+from tevatron.core.nn.loading import DTYPES, load_model, score_head
 from tevatron.core.nn.probing import PromptScorer
 from tevatron.scorer.engines.base import EngineInfo, EngineOptions
+
+_PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
+"""Tokens of one pass where `--max_batch_tokens` does not say: more do not make it faster, and others would wait."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_UNCOMPILED = "tevatron_packed_uncompiled"
 
 
 class HfEngine:
     """Loads a model folder with transformers and scores with `core.nn`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if device.startswith("cuda") and not torch.cuda.is_available():
+        device = torch.device(options.flags.device or _best_device())
+        if device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device '{device}' is asked for, but torch finds no GPU")
-        dtype: Dtype = options.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
+        dtype: Dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+        budget = options.flags.max_batch_tokens or _PASS_TOKENS.get(device.type, 1024)
         ids = options.answer_ids
         head = score_head(options.head, yes=ids.yes if ids else None, no=ids.no if ids else None)
-        model = load_model(options.model, options.head, dtype=dtype, device=device)
-        self._scorer = PromptScorer(model, head, max_tokens=options.max_batch_tokens)
+        if options.adapter is None:
+            model = load_model(options.model, options.head, dtype=dtype, device=device)
+        else:
+            model = _with_adapter(options, options.adapter, dtype=dtype, device=device)
+        if options.flags.compile:
+            _compile(model)
+        self._scorer = PromptScorer(model, head, max_tokens=budget)
         self._info = EngineInfo(
             dtype=dtype,
-            device=device,
-            versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
+            device=str(device),
+            max_batch_tokens=budget,
+            versions={
+                "torch": str(torch.__version__),
+                "transformers": transformers.__version__,
+                **({"peft": version("peft")} if options.adapter else {}),
+            },
         )
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
@@ -39,3 +64,79 @@ class HfEngine:
     def info(self) -> EngineInfo:
         """Describe the engine."""
         return self._info
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _compile(model: PreTrainedModel) -> None:
+    """Compile each layer around its attention: all layers share the code, for any number of prompts and tokens."""
+    layers = [
+        one for one in model.base_model.modules() if type(one).__name__.endswith("DecoderLayer")
+    ]
+    if not layers:
+        raise ConfigError(
+            f"--compile: model_type '{model.config.model_type}' has no decoder layers that can be compiled"
+        )
+    # The lengths of a pass are plain numbers, and compiled code would be made anew for each pass.
+    uncompiled = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(_UNCOMPILED, uncompiled)
+    model.set_attn_implementation(_UNCOMPILED)
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def _with_adapter(
+    options: EngineOptions, adapter: Path, *, dtype: Dtype, device: torch.device
+) -> PreTrainedModel:
+    """Load the base model, put the adapter into its weights in fp32, and cast: half weights would swallow it."""
+    # peft: of no use to who serves whole weights
+    from peft import PeftConfig, get_peft_model
+    from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+    names = _adapter_tensors(adapter)
+    trains_score = any(name.endswith("score.weight") for name in names)
+    if trains_score != (options.head is Head.SEQ_CLS):
+        raise ConfigError(
+            f"{adapter} {'trains' if trains_score else 'holds no'} 'score.weight': head '{options.head}' does not fit it"
+        )
+    base = load_model(
+        options.model, options.head, dtype="float32", device="cpu", new_head=trains_score
+    )
+    try:
+        config = PeftConfig.from_pretrained(str(adapter))
+        config.inference_mode = True
+        config.base_model_name_or_path = base.name_or_path  # PEFT warns of any other
+        adapted = get_peft_model(base, config)
+        weights = load_peft_weights(str(adapter), device="cpu")
+        loaded: Any = set_peft_model_state_dict(adapted, weights)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"the adapter in {adapter} does not fit {options.model}: {error}"
+        ) from error
+    # What PEFT does not find in the file stays as it was drawn, and scores like the base model.
+    missing = [name for name in loaded.missing_keys if "lora_" in name or "modules_to_save" in name]
+    if missing or loaded.unexpected_keys:
+        raise ConfigError(
+            f"the adapter in {adapter} does not fit {options.model}: {len(missing)} of its tensors are missing "
+            f"{missing[:3]}, {len(loaded.unexpected_keys)} have no place {loaded.unexpected_keys[:3]}"
+        )
+    model = adapted.merge_and_unload()
+    assert isinstance(model, PreTrainedModel)
+    for parameter in model.parameters():
+        # Not the buffers: rotary frequencies stay fp32 in a model that is loaded in half precision.
+        parameter.data = parameter.data.to(DTYPES[dtype])
+    nn.Module.to(model, device)
+    model.train(False)
+    check_forward(model, options.head)
+    return model
+
+
+def _adapter_tensors(adapter: Path) -> list[str]:
+    path = adapter / ADAPTER_WEIGHTS
+    if not path.is_file():
+        found = ", ".join(sorted(one.name for one in adapter.iterdir()))
+        raise ConfigError(f"{adapter} has no {ADAPTER_WEIGHTS}; there are {found}")
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())

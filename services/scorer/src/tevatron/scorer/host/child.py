@@ -1,7 +1,7 @@
 """One child server: how it is started, what it may know, what it last said, and how it ends.
 
-The child gets an environment made for it, from a list of what it needs: no database or broker URL, no API key, nothing
-that is not on the list. It listens on a socket that the host has bound, so no port is ever free for somebody else.
+The child gets our environment without its secrets (`core/environment.py`), and a token of its own. It listens on a
+socket that the host has bound, so no port is ever free for somebody else.
 """
 
 from __future__ import annotations
@@ -16,44 +16,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tevatron.core.environment import child_environment
 from tevatron.core.process import guarded
 
-_PASSED = frozenset(
-    [
-        "HOME",
-        "LANG",
-        "LANGUAGE",
-        "LD_LIBRARY_PATH",
-        "LOGNAME",
-        "PATH",
-        "PYTHONPATH",
-        "TMPDIR",
-        "TZ",
-        "USER",
-        "VIRTUAL_ENV",
-        "XDG_CACHE_HOME",
-    ]
-)
-_PASSED_PREFIXES = (
-    "CUDA_",
-    "HF_ENDPOINT",
-    "HF_HOME",
-    "HF_HUB_",
-    "LC_",
-    "MKL_",
-    "NCCL_",
-    "NVIDIA_",
-    "OMP_",
-    "PYTORCH_",
-    "TORCH_",
-)
-HUB_TOKEN = "HF_TOKEN"
 _LAST_LINES = 20
-SERVER = (sys.executable, "-P", "-m", "tevatron.scorer.server.main")
-"""Command of the server; -P: a folder `tevatron` in the working directory must not hide ours."""
+SERVER = ("-P", "-m", "tevatron.scorer.server.main")
+"""The server, to the interpreter; -P: a folder `tevatron` in the working directory must not hide ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +46,7 @@ class Child:
         *,
         bound: Bound,
         devices: str | None,
+        python: str = sys.executable,
         allow_hub: bool = False,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -92,10 +64,11 @@ class Child:
             self.url = f"http://{shown}:{port}"
             self.local_url = f"http://127.0.0.1:{port}"
             self._process = subprocess.Popen(
-                guarded([*SERVER, *arguments, "--fd", str(listener.fileno())]),
-                env=child_environment(
-                    os.environ, token=self.token, devices=devices, allow_hub=allow_hub
-                ),
+                guarded([python, *SERVER, *arguments, "--fd", str(listener.fileno())]),
+                env={
+                    **child_environment(os.environ, devices=devices, allow_hub=allow_hub),
+                    "TEVATRON_SCORER_TOKEN": self.token,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -159,28 +132,6 @@ class Child:
                 sys.stderr.flush()
                 self._lines.append(line)
                 self._error = _error_of(line) or self._error
-
-
-def child_environment(
-    environment: Mapping[str, str], *, token: str, devices: str | None, allow_hub: bool = False
-) -> dict[str, str]:
-    """Return what the child may know of `environment`, with its token and its device.
-
-    Only where the operator allows the hub may it fetch a model from there, with the hub's own token.
-    """
-    passed = {
-        key: value
-        for key, value in environment.items()
-        if key in _PASSED or key.startswith(_PASSED_PREFIXES)
-    }
-    passed["TEVATRON_SCORER_TOKEN"] = token
-    if not allow_hub:
-        passed["HF_HUB_OFFLINE"] = "1"
-    elif HUB_TOKEN in environment:
-        passed[HUB_TOKEN] = environment[HUB_TOKEN]
-    if devices is not None:
-        passed["CUDA_VISIBLE_DEVICES"] = "" if devices == "cpu" else devices
-    return passed
 
 
 def _listener(bound: Bound) -> socket.socket:

@@ -22,6 +22,7 @@ from tevatron.core.store.session import Sessions, check_schema, make_engine, mak
 from tevatron.core.worker.context import TRANSIENT
 from tevatron.scorer.host.child import Bound
 from tevatron.scorer.host.slot import Place, Slot
+from tevatron.scorer.host.targets import engines
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Host:
         self._sessions = sessions
         self._name = f"scorer@{socket.gethostname()}:{os.getpid()}"
         self._free = places(settings)
+        self._engines = engines(settings)
         self._slots: list[Slot] = []
         self._next_claim = 0.0
         self._stop_requested = False
@@ -72,7 +74,9 @@ class Host:
         if not self._free or now < self._next_claim:
             return
         with self._sessions.begin() as session:
-            claim = claim_next_scorer(session, host=self._name, lease_s=self._settings.lease_s)
+            claim = claim_next_scorer(
+                session, host=self._name, lease_s=self._settings.lease_s, engines=self._engines
+            )
         if claim is None:
             self._next_claim = now + self._settings.poll_s
             return

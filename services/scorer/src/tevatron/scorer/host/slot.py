@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from tevatron.core.contracts.scores import ScorerInfo
-from tevatron.core.errors import TevatronError
+from tevatron.core.errors import ContractError, TevatronError
 from tevatron.core.logging import bound as bound_ids
 from tevatron.core.settings import Settings
 from tevatron.core.store.leases import LeaseLostError
@@ -32,7 +32,7 @@ from tevatron.core.store.scorers import (
 )
 from tevatron.core.store.session import Sessions
 from tevatron.scorer.host.child import Bound, Child
-from tevatron.scorer.host.targets import server_arguments
+from tevatron.scorer.host.targets import interpreter, server_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +135,7 @@ class Slot:
                 arguments,
                 bound=self.place.bound,
                 devices=self.place.devices,
+                python=interpreter(self.claim.target.engine, self._settings),
                 allow_hub=self._settings.allow_hub,
             )
         except (TevatronError, OSError) as error:
@@ -154,8 +155,13 @@ class Slot:
         if now < self._next_probe:
             return
         self._next_probe = now + (_HEALTH_EVERY_S if self._is_ready else _PROBE_EVERY_S)
-        answers = self._get(child, "/ready") is not None
-        if self._is_ready:
+        response = self._get(child, "/ready")
+        answers = response is not None and response.status_code == httpx.codes.OK
+        if response is not None and (refusal := _refusal(response)) is not None:
+            # It stays up to say so; nothing that it waits for will change it.
+            child.kill()
+            self._give_up(refusal)
+        elif self._is_ready:
             self._num_sick = 0 if answers else self._num_sick + 1
             if self._num_sick >= _SICK_PROBES:
                 logger.error("the server does not answer any more: it is killed")
@@ -215,13 +221,23 @@ class Slot:
             write(session)
 
     def _get(self, child: Child, path: str) -> httpx.Response | None:
-        """Return a good answer of the child, or nothing."""
+        """Return the child's answer, or nothing where it gives none."""
         try:
-            response = self._client.get(
+            return self._client.get(
                 f"{child.local_url}{path}",
                 headers={"Authorization": f"Bearer {child.token}"},
                 timeout=_PROBE_TIMEOUT_S,
             )
         except httpx.TransportError:
             return None
-        return response if response.status_code == httpx.codes.OK else None
+
+
+def _refusal(response: httpx.Response) -> str | None:
+    """Return why the server will never be ready, where it says that it will not."""
+    try:
+        problem = response.json()
+    except ValueError:
+        return None
+    if not isinstance(problem, dict) or problem.get("code") != ContractError.code:
+        return None
+    return str(problem.get("detail"))

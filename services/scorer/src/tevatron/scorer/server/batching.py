@@ -1,30 +1,33 @@
-"""Continuous batching: prompts of all requests share forward passes of at most so many tokens.
+"""Continuous batching: prompts of all requests share calls of the engine of at most so many tokens.
 
-One task takes the oldest waiting prompts, packs them by token budget and runs one pass at a time in the model's own
-thread; the event loop stays free. The queue is bounded in tokens, and a request that has not begun in time is told to
-come again. Knows no HTTP and no text.
+One task fills a call with the prompts whose turn it is and runs one call at a time in the engine's own thread; the
+event loop stays free. Requests get equal shares of the tokens: each has a virtual time, which its own scored tokens
+move on, and the one that is furthest behind goes next. The first tokens of a request are free, so that a small one
+never waits for more than the call that runs, however large the others are. Knows no HTTP and no text.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tevatron.core.errors import BusyError, InputError, TevatronError, UnavailableError
-from tevatron.core.packing import pack
 from tevatron.scorer.engines import Engine
-from tevatron.scorer.server.counters import Counters
+from tevatron.scorer.server.meters import Meters
 
 logger = logging.getLogger(__name__)
 
-_WINDOW_PASSES = 4
-"""Passes whose prompts are packed together; more would let new prompts overtake old ones for longer."""
+_FREE_SHARE = 4
+"""A request's first tokens are free of charge up to this part of a call."""
 _FAILURES_UNTIL_BROKEN = 3
 
 
@@ -51,40 +54,104 @@ class Limits:
 
     max_queue_tokens: int
     """Tokens that may wait; one request is always let in where none does."""
-    max_wait_s: float
-    """Longest wait for a request's first pass."""
+    deadline_s: float
+    """After which a request without an answer is told to come again."""
 
 
-@dataclass(slots=True)
-class _Request:
-    num_prompts: int
-    done: asyncio.Future[list[float]]
-    scores: dict[int, float] = field(default_factory=dict)
-    begun: bool = False
-
-
-@dataclass(slots=True)
-class _Prompt:
-    request: _Request
-    index: int
+class _Prompt(NamedTuple):
+    place: int
     ids: Sequence[int]
 
 
+class Ticket:
+    """One request's place in the queue: prompts are added as they are rendered; `scores` waits for all."""
+
+    def __init__(self, batcher: Batcher, *, num_prompts: int, expected_tokens: int) -> None:
+        self._batcher = batcher
+        self.num_prompts = num_prompts
+        self.expected_tokens = expected_tokens
+        """Of prompts that are not added yet, roughly."""
+        self.done: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        self.waiting: deque[_Prompt] = deque()
+        self.waiting_tokens = 0
+        self.taken_tokens = 0
+        self.start = 0.0
+        """Virtual time at which it joined the queue."""
+        self.is_queued = False
+        self.admitted_at = time.perf_counter()
+        self.began_at: float | None = None
+        self._num_added = 0
+        self._scores: list[float | None] = [None] * num_prompts
+        self._num_missing = num_prompts
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Put the next prompts into the queue."""
+        self.waiting.extend(_Prompt(self._num_added + at, ids) for at, ids in enumerate(prompts))
+        self._num_added += len(prompts)
+        assert self._num_added <= self.num_prompts, "more prompts than were announced"
+        num_tokens = sum(len(ids) for ids in prompts)
+        self.waiting_tokens += num_tokens
+        self.expected_tokens = (
+            max(0, self.expected_tokens - num_tokens) if self._num_added < self.num_prompts else 0
+        )
+        self._batcher.enqueue(self)
+
+    async def scores(self) -> list[float]:
+        """Return one score a prompt; `BusyError` once the deadline is over."""
+        return await self._batcher.wait(self)
+
+    def close(self) -> None:
+        """Leave the queue: what has not run yet is not run any more. Repeating it does no harm."""
+        self._batcher.forget(self)
+
+    def settle(self, prompt: _Prompt, score: float) -> None:
+        """Keep a score; the last one gives the answer."""
+        if not math.isfinite(score):
+            self.fail(NotFiniteError(prompt.place, score))
+            return
+        if self._scores[prompt.place] is not None:
+            raise AssertionError(f"prompt {prompt.place} was scored twice")
+        self._scores[prompt.place] = score
+        self._num_missing -= 1
+        if self._num_missing == 0 and not self.done.done():
+            self.done.set_result([score for score in self._scores if score is not None])
+
+    def fail(self, error: Exception) -> None:
+        """Give the request an error, unless it has an answer."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    @property
+    def num_scored(self) -> int:
+        """Prompts that have a score."""
+        return self.num_prompts - self._num_missing
+
+
 class Batcher:
-    """Owns the queue and the thread in which the engine runs."""
+    """Owns the queue, and the engine while it runs."""
 
     def __init__(
-        self, engine: Engine, *, max_batch_tokens: int, limits: Limits, counters: Counters
+        self,
+        engine: Engine,
+        *,
+        thread: Executor,
+        max_call_tokens: int,
+        limits: Limits,
+        meters: Meters,
     ) -> None:
         self._engine = engine
-        self._max_batch_tokens = max_batch_tokens
+        self._thread = thread
+        self._max_call_tokens = max_call_tokens
+        self._free_tokens = max_call_tokens // _FREE_SHARE
         self._limits = limits
-        self._counters = counters
-        self._requests: dict[int, _Request] = {}
-        """Those that have no answer yet, by identity."""
-        self._waiting: deque[_Prompt] = deque()
+        self._meters = meters
+        self._tickets: set[Ticket] = set()
+        """Those that have no answer yet."""
+        self._queue: list[tuple[float, int, Ticket]] = []
+        """Heap of tickets with waiting prompts: whose turn, then who came first."""
+        self._numbers = itertools.count()
+        self._virtual = 0.0
         self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._tokens_per_s = 0.0
         self._failures = 0
         self._closed = False
@@ -92,135 +159,162 @@ class Batcher:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the last passes all failed, or the batcher itself has ended."""
+        """Whether the last calls all failed, or the batcher itself has ended."""
         return self._failures >= _FAILURES_UNTIL_BROKEN or self._task.done()
 
     @property
     def queue_tokens(self) -> int:
-        """Tokens that wait."""
-        return self._counters.queue_tokens
+        """Tokens that wait, and those that are still being rendered."""
+        return sum(ticket.waiting_tokens + ticket.expected_tokens for ticket in self._tickets)
 
-    async def score(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """Return one score a prompt; `BusyError` where too many wait already or the wait gets too long."""
-        num_tokens = sum(len(ids) for ids in prompts)
-        self._admit(num_tokens)
-        request = _Request(len(prompts), asyncio.get_running_loop().create_future())
-        self._requests[id(request)] = request
-        self._waiting.extend(_Prompt(request, index, ids) for index, ids in enumerate(prompts))
-        self._counters.queue_tokens += num_tokens
-        self._arrived.set()
-        try:
-            await asyncio.wait({request.done}, timeout=self._limits.max_wait_s)
-            if not request.done.done() and not request.begun:
-                raise BusyError(
-                    f"the request waited {self._limits.max_wait_s:g} s and did not begin: {self.queue_tokens} tokens wait",
-                    retry_after_s=self._retry_after_s(),
-                )
-            return await request.done
-        finally:
-            # Also when the client is gone: what has not run yet is not run any more.
-            request.done.cancel()
-            self._forget(request)
-
-    async def aclose(self) -> None:
-        """Give every request that is left an error, and wait for the pass that runs."""
-        self._closed = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._fail(self._requests.values(), _closing())
-        await asyncio.to_thread(self._thread.shutdown)
-
-    def _admit(self, num_tokens: int) -> None:
+    def admit(self, *, num_prompts: int, expected_tokens: int) -> Ticket:
+        """Let a request in; `BusyError` where too many tokens wait. Whoever gets the ticket closes it."""
         if self._closed:
             raise _closing()
         waiting = self.queue_tokens
-        if waiting and waiting + num_tokens > self._limits.max_queue_tokens:
+        if waiting and waiting + expected_tokens > self._limits.max_queue_tokens:
+            self._meters.rejected.labels("queue_full").inc()
             raise BusyError(
-                f"{waiting} tokens wait, {num_tokens} more would be over {self._limits.max_queue_tokens}",
+                f"{waiting} tokens wait, {expected_tokens} more would be over {self._limits.max_queue_tokens}",
                 retry_after_s=self._retry_after_s(),
             )
+        ticket = Ticket(self, num_prompts=num_prompts, expected_tokens=expected_tokens)
+        ticket.start = self._virtual
+        self._tickets.add(ticket)
+        self._meters.waiting.inc()
+        return ticket
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Let a ticket's new prompts take part."""
+        self._show_queue()
+        if ticket in self._tickets and ticket.waiting and not ticket.is_queued:
+            # Who had nothing to score meanwhile saves nothing up.
+            ticket.start = max(ticket.start, self._virtual - ticket.taken_tokens)
+            self._push(ticket)
+            self._arrived.set()
+
+    async def wait(self, ticket: Ticket) -> list[float]:
+        """Wait for a ticket's scores until its deadline."""
+        spent_s = time.perf_counter() - ticket.admitted_at
+        await asyncio.wait({ticket.done}, timeout=self._limits.deadline_s - spent_s)
+        if not ticket.done.done():
+            self._meters.rejected.labels("deadline").inc()
+            raise BusyError(
+                f"{ticket.num_scored} of {ticket.num_prompts} pairs were scored within {self._limits.deadline_s:g} s: "
+                f"{self.queue_tokens} tokens wait",
+                retry_after_s=self._retry_after_s(),
+            )
+        return ticket.done.result()
+
+    def forget(self, ticket: Ticket) -> None:
+        """Take a ticket out, answered or not."""
+        if ticket not in self._tickets:
+            return
+        self._tickets.remove(ticket)
+        ticket.waiting.clear()
+        ticket.waiting_tokens = 0
+        ticket.done.cancel()
+        if ticket.began_at is None:
+            self._meters.waiting.dec()
+        else:
+            self._meters.running.dec()
+            self._meters.inference_s.observe(time.perf_counter() - ticket.began_at)
+        self._show_queue()
+
+    async def aclose(self) -> None:
+        """Give every request that is left an error, and wait for the call that runs."""
+        self._closed = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for ticket in self._tickets:
+            ticket.fail(_closing())
+
+    def _push(self, ticket: Ticket) -> None:
+        charged = ticket.taken_tokens if ticket.taken_tokens >= self._free_tokens else 0
+        heapq.heappush(self._queue, (ticket.start + charged, next(self._numbers), ticket))
+        ticket.is_queued = True
+
+    def _show_queue(self) -> None:
+        self._meters.queue_tokens.set(self.queue_tokens)
 
     def _retry_after_s(self) -> int:
         if not self._tokens_per_s:
             return 1
         return max(1, min(60, math.ceil(self.queue_tokens / self._tokens_per_s)))
 
-    def _forget(self, request: _Request) -> None:
-        del self._requests[id(request)]
-        if len(request.scores) == request.num_prompts:
-            return
-        kept = deque(prompt for prompt in self._waiting if prompt.request is not request)
-        self._counters.queue_tokens = sum(len(prompt.ids) for prompt in kept)
-        self._waiting = kept
-
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while not self._waiting:
+            call = self._take()
+            if not call:
                 self._arrived.clear()
                 await self._arrived.wait()
-            batch = self._take()
+                continue
             started = time.perf_counter()
+            ids = [prompt.ids for _, prompt in call]
             try:
-                scores = await loop.run_in_executor(
-                    self._thread, self._engine.score, [prompt.ids for prompt in batch]
-                )
+                scores = await loop.run_in_executor(self._thread, self._engine.score, ids)
+                if len(scores) != len(call):
+                    raise AssertionError(f"{len(call)} prompts, but {len(scores)} scores")
             except Exception as error:
                 self._failures += 1
-                logger.error("the engine failed on %d prompts", len(batch), exc_info=error)
+                self._meters.engine_failures.inc()
+                logger.error("the engine failed on %d prompts", len(call), exc_info=error)
                 failure = EngineFailedError(f"the engine failed: {type(error).__name__}: {error}")
-                self._fail(_unique(batch), failure)
+                for ticket in _unique(ticket for ticket, _ in call):
+                    ticket.fail(failure)
+                    self.forget(ticket)
             else:
                 self._failures = 0
-                self._count(batch, time.perf_counter() - started)
-                self._settle(batch, scores)
+                self._count(call, time.perf_counter() - started)
+                for (ticket, prompt), score in zip(call, scores, strict=True):
+                    ticket.settle(prompt, score)
 
-    def _take(self) -> list[_Prompt]:
-        """Take the pass that holds the oldest prompt, out of the window packed by token budget."""
-        window: list[_Prompt] = []
-        budget = _WINDOW_PASSES * self._max_batch_tokens
-        while self._waiting and (not window or budget >= len(self._waiting[0].ids)):
-            window.append(self._waiting.popleft())
-            budget -= len(window[-1].ids)
-        bins = pack([len(prompt.ids) for prompt in window], max_tokens=self._max_batch_tokens)
-        # Bins come in the order of their first index: the first holds the oldest prompt.
-        chosen = set(bins[0])
-        self._waiting.extendleft(
-            prompt for place, prompt in reversed(list(enumerate(window))) if place not in chosen
-        )
-        batch = [window[place] for place in bins[0]]
-        self._counters.queue_tokens -= sum(len(prompt.ids) for prompt in batch)
-        for prompt in batch:
-            prompt.request.begun = True
-        return batch
+    def _take(self) -> list[tuple[Ticket, _Prompt]]:
+        """Take the prompts whose turn it is, as many as one call takes."""
+        call: list[tuple[Ticket, _Prompt]] = []
+        num_tokens = 0
+        num_active = max(1, sum(1 for ticket in self._tickets if ticket.waiting))
+        while self._queue:
+            ticket = self._queue[0][2]
+            if ticket.waiting:
+                size = len(ticket.waiting[0].ids)
+                if call and num_tokens + size > self._max_call_tokens:
+                    break
+                call.append((ticket, ticket.waiting.popleft()))
+                num_tokens += size
+                ticket.waiting_tokens -= size
+                ticket.taken_tokens += size
+            heapq.heappop(self._queue)
+            ticket.is_queued = False
+            if ticket.waiting:
+                self._push(ticket)
+        self._virtual += num_tokens / num_active
+        self._begin(_unique(ticket for ticket, _ in call))
+        self._show_queue()
+        return call
 
-    def _settle(self, batch: Sequence[_Prompt], scores: Sequence[float]) -> None:
-        for prompt, score in zip(batch, scores, strict=True):
-            request = prompt.request
-            if not math.isfinite(score):
-                self._fail([request], NotFiniteError(prompt.index, score))
-                continue
-            request.scores[prompt.index] = score
-            if len(request.scores) == request.num_prompts and not request.done.done():
-                request.done.set_result([request.scores[at] for at in range(request.num_prompts)])
+    def _begin(self, tickets: Iterable[Ticket]) -> None:
+        now = time.perf_counter()
+        for ticket in tickets:
+            if ticket.began_at is None and ticket in self._tickets:
+                ticket.began_at = now
+                self._meters.queue_s.observe(now - ticket.admitted_at)
+                self._meters.waiting.dec()
+                self._meters.running.inc()
 
-    def _fail(self, requests: Iterable[_Request], error: Exception) -> None:
-        for request in requests:
-            if not request.done.done():
-                request.done.set_exception(error)
-
-    def _count(self, batch: Sequence[_Prompt], elapsed_s: float) -> None:
-        num_tokens = sum(len(prompt.ids) for prompt in batch)
-        self._counters.passes += 1
-        self._counters.pairs += len(batch)
-        self._counters.tokens += num_tokens
-        self._counters.busy_s += elapsed_s
+    def _count(self, call: Sequence[tuple[Ticket, _Prompt]], elapsed_s: float) -> None:
+        num_tokens = sum(len(prompt.ids) for _, prompt in call)
+        self._meters.batch_tokens.observe(num_tokens)
+        self._meters.pairs.inc(len(call))
+        self._meters.prompt_tokens.inc(num_tokens)
+        self._meters.engine_s.inc(elapsed_s)
         speed = num_tokens / max(elapsed_s, 1e-6)
         self._tokens_per_s = 0.8 * self._tokens_per_s + 0.2 * speed if self._tokens_per_s else speed
 
 
-def _unique(prompts: Iterable[_Prompt]) -> list[_Request]:
-    return list({id(prompt.request): prompt.request for prompt in prompts}.values())
+def _unique(tickets: Iterable[Ticket]) -> list[Ticket]:
+    return list(dict.fromkeys(tickets))
 
 
 def _closing() -> UnavailableError:

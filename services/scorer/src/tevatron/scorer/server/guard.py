@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tevatron.scorer.server.problems import problem
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Probes come without a token, and learn nothing but whether the server works."""
+"""Probes come without a token, and learn whether the server works, and why it does not."""
 
 
 class _TooLargeError(Exception):

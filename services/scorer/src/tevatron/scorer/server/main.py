@@ -1,23 +1,29 @@
-"""The server's process: load, prove, then listen. It never listens with a model that is not proved.
+"""The server's process: listen, load, prove, then score. It never scores with a model that is not proved.
 
-Its last error line is what the scorer host stores in the row, so every way to fail ends with one.
+A command that cannot be honoured ends it with status 1, and its last error line is what the scorer host stores in the
+row. A checkpoint that is not what its contract says leaves it up and not ready, and `/ready` says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
+import threading
 from collections.abc import Sequence
+from functools import partial
 
 import uvicorn
 
 from tevatron.core.errors import TevatronError
 from tevatron.core.logging import configure_logging
 from tevatron.core.settings import Settings
-from tevatron.scorer.server.app import ServerOptions, create_app
+from tevatron.scorer.served import Served, ServeOptions
+from tevatron.scorer.server.app import create_app
 from tevatron.scorer.server.arguments import Bind, parse
+from tevatron.scorer.server.service import ServerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -32,48 +38,73 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings.from_environment()
         # Bound before the model is loaded: a port that is taken should not cost minutes.
         listener = _listener(bind)
-        # torch takes seconds to import, and a wrong flag is no reason to.
-        from tevatron.scorer.loading import load
-
-        served = load(options)
     except (TevatronError, OSError) as error:
         logger.error("%s", error)
-        return 1
-    except Exception:
-        # The process border: the libraries below raise anything, down to errors of the GPU driver.
-        logger.exception("the model cannot be served")
         return 1
     token = settings.scorer_token.get_secret_value() if settings.scorer_token else None
     if token is None and bind.fd is None:
         logger.warning(
             "no TEVATRON_SCORER_TOKEN is set: whoever reaches port %d may score", bind.port
         )
-    app = create_app(served, ServerOptions(token=token, max_body_bytes=settings.max_body_bytes))
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_SHUTDOWN_S,
+    app = create_app(
+        partial(_load, options),
+        ServerOptions(token=token, max_body_bytes=settings.max_body_bytes),
+        on_failure=lambda error: server.fail(error),
     )
-    logger.info(
-        "serving %s on port %d: %s",
-        options.model.name,
-        listener.getsockname()[1],
-        served.info.model_dump_json(),
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+        )
     )
-    asyncio.run(_Server(config).serve(sockets=[listener]))
-    return 0
+    logger.info("listening on port %d", listener.getsockname()[1])
+    asyncio.run(server.serve(sockets=[listener]))
+    return _leave(server.failure)
+
+
+def _load(options: ServeOptions) -> Served:
+    # torch takes seconds to import, and a wrong flag is no reason to.
+    from tevatron.scorer.loading import load
+
+    return load(options)
 
 
 class _Server(uvicorn.Server):
     """A server whose SIGTERM is an orderly end, not a death by signal."""
+
+    failure: BaseException | None = None
+    """Why the model cannot be served."""
+
+    def fail(self, error: BaseException) -> None:
+        """End, because the model cannot be served."""
+        self.failure = error
+        self.should_exit = True
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, and forget the signal that ended it."""
         with self.capture_signals():
             await self._serve(sockets)
             self._captured_signals.clear()
+
+
+def _leave(failure: BaseException | None) -> int:
+    """Say last why the model cannot be served; end even where a library is still busy loading it."""
+    if failure is not None:
+        known = isinstance(failure, TevatronError | OSError)
+        logger.error(
+            "%s",
+            failure if known else "the model cannot be served",
+            exc_info=None if known else failure,
+        )
+    status = 0 if failure is None else 1
+    if any(thread.name.startswith("engine") for thread in threading.enumerate()):
+        # Python would wait for the thread, which cannot be told to stop.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _listener(bind: Bind) -> socket.socket:

@@ -17,10 +17,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tevatron.core.environment import child_environment
 from tevatron.core.errors import ConfigError
 from tevatron.core.process import (
     ATTEMPT_VARIABLE,
@@ -48,7 +49,6 @@ _RANK_REPORT = re.compile(
 )
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
-_SECRET_NAME = re.compile(r"(^TEVATRON_|^PG|_API_KEY$|(^|_)(DATABASE|BROKER|REDIS|POSTGRES)_URL$)")
 
 
 class LocalLauncher:
@@ -100,7 +100,8 @@ class LocalLauncher:
         end_processes(f"{job_id}:", 0)
 
     def _environment(self, launch: Launch) -> dict[str, str]:
-        environment = without_secrets(os.environ)
+        # The worker has fetched what comes from the hub.
+        environment = child_environment(os.environ, devices=self._devices)
         num_threads = max(1, len(os.sched_getaffinity(0)) // launch.num_processes)
         environment.setdefault("OMP_NUM_THREADS", str(num_threads))
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -110,8 +111,6 @@ class LocalLauncher:
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(
             math.ceil(self._stop_grace_s) + _SHUTDOWN_MARGIN_S
         )
-        if self._devices is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = "" if self._devices == "cpu" else self._devices
         return environment
 
 
@@ -170,11 +169,6 @@ class LocalHandle:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _REPORT_BYTES))
             return log.read().decode("utf-8", errors="replace")
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without our settings, database and broker URLs and API keys."""
-    return {name: value for name, value in environment.items() if not _SECRET_NAME.search(name)}
 
 
 class RankEnd(NamedTuple):

@@ -279,7 +279,7 @@ def _loose(value: JsonValue) -> JsonValue:
 
 def _validated(content: dict[str, typing.Any], *, source: str) -> TrainRun:
     try:
-        return TrainRun.model_validate(content)
+        return TrainRun.model_validate(content, strict=False)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "arguments")

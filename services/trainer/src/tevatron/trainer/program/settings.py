@@ -28,3 +28,8 @@ class RankEnvironment:
             attempt=os.environ.get(ATTEMPT_VARIABLE),
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         )
+
+
+def hide_torchrun() -> None:
+    """Take away the variable by which libraries see that torchrun started this process."""
+    os.environ.pop("LOCAL_RANK", None)

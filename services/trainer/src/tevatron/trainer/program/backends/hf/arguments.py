@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError
+from tevatron.trainer.program.settings import hide_torchrun
 
 PASSED_ON = frozenset(
     {
@@ -119,6 +120,9 @@ def training_arguments(
         own["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         own["fsdp_config"] = {"reshard_after_forward": arguments.fsdp == "full_shard"}
     values: dict[str, Any] = {**own, **others}
+    if num_ranks == 1:
+        # Accelerate would wrap even a single rank of torchrun in DDP, for a second copy of all gradients.
+        hide_torchrun()
     made = TrainingArguments(**values)
     # One process that sees several GPUs would be run under DataParallel, which cannot take packed rows apart.
     made.device  # noqa: B018  it counts the GPUs when it is first asked for

@@ -50,7 +50,7 @@ class RerankTrainer(Trainer):
         self._counts = _Counts()
         self._resumed_loss: tuple[float, int] | None = None
         super().__init__(
-            model=module, args=arguments, train_dataset=dataset, callbacks=[_StopCallback(self)]
+            model=module, args=arguments, train_dataset=dataset, callbacks=[_StepCallback(self)]
         )
         self.remove_callback(PrinterCallback)
 
@@ -292,8 +292,8 @@ class _Counts:
         return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]
 
 
-class _StopCallback(TrainerCallback):
-    """Saves and stops after a step when any rank was asked to; all ranks decide the same."""
+class _StepCallback(TrainerCallback):
+    """Logs the first step and the last; saves and stops when any rank was asked to, and all ranks decide the same."""
 
     def __init__(self, trainer: RerankTrainer) -> None:
         self._trainer = trainer
@@ -314,6 +314,9 @@ class _StopCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
+        if state.global_step in (1, state.max_steps):
+            # A run shorter than logging_steps would say nothing of its loss.
+            control.should_log = True
         stopper = self._trainer.run.stopper
         asked = torch.tensor(int(stopper.requested), device=args.device)
         if args.world_size > 1:

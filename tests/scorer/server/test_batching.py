@@ -1,0 +1,305 @@
+"""The queue without HTTP: who is served when, what is let in, and that no score is lost or given to another."""
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tevatron.core.errors import BusyError, UnavailableError
+from tevatron.scorer.engines.fake import FakeEngine
+from tevatron.scorer.server.batching import Batcher, EngineFailedError, Limits, NotFiniteError
+from tevatron.scorer.server.meters import Meters
+
+CALL = 1000
+
+
+class _Steps:
+    """An engine that does one call for each `step`, and remembers them."""
+
+    def __init__(self):
+        self.calls = []
+        self._gate = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+
+    def step(self, calls=1):
+        self._gate.release(calls)
+
+    def score(self, token_ids):
+        self.entered.release()
+        assert self._gate.acquire(timeout=20)
+        self.calls.append([ids[0] for ids in token_ids])
+        return FakeEngine().score(token_ids)
+
+    async def wait_for_call(self):
+        assert await asyncio.to_thread(self.entered.acquire, timeout=10)
+
+
+def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL):
+    async def inner():
+        with ThreadPoolExecutor(1) as thread:
+            batcher = Batcher(
+                engine,
+                thread=thread,
+                max_call_tokens=call,
+                limits=Limits(max_queue_tokens=max_queue_tokens, deadline_s=deadline_s),
+                meters=Meters(),
+            )
+            try:
+                await test(batcher)
+            finally:
+                getattr(engine, "step", lambda _: None)(1000)
+                await batcher.aclose()
+
+    asyncio.run(inner())
+
+
+def _prompts(name, count, tokens):
+    """Prompts whose first token says whose they are."""
+    return [[name, place, *[7] * (tokens - 2)] for place in range(count)]
+
+
+def _ask(batcher, prompts):
+    """Let a request in with all its prompts, and return the task that waits for its scores."""
+    ticket = batcher.admit(
+        num_prompts=len(prompts), expected_tokens=sum(len(one) for one in prompts)
+    )
+    ticket.add(prompts)
+
+    async def wait():
+        try:
+            return await ticket.scores()
+        finally:
+            ticket.close()
+
+    return asyncio.create_task(wait())
+
+
+def test_a_small_request_waits_for_the_call_that_runs_and_no_longer():
+    engine = _Steps()
+
+    async def test(batcher):
+        big = _ask(batcher, _prompts(1, 5000, 100))
+        await engine.wait_for_call()
+        small = _ask(batcher, _prompts(2, 2, 100))
+        engine.step()
+        await engine.wait_for_call()
+        engine.step()
+        assert await asyncio.wait_for(small, 5) == FakeEngine().score(_prompts(2, 2, 100))
+        assert engine.calls[0] == [1] * 10
+        assert engine.calls[1].count(2) == 2
+        assert engine.calls[1].count(1) == 8
+        big.cancel()
+        engine.step(10)
+
+    _run(test, engine, max_queue_tokens=10**9)
+
+
+def test_large_requests_get_equal_shares():
+    engine = _Steps()
+
+    async def test(batcher):
+        first = _ask(batcher, _prompts(1, 300, 100))
+        await engine.wait_for_call()
+        others = [_ask(batcher, _prompts(name, 300, 100)) for name in (2, 3)]
+        for _ in range(13):
+            engine.step()
+            await engine.wait_for_call()
+        served = [name for call in engine.calls[1:] for name in call]
+        shares = {name: served.count(name) for name in (1, 2, 3)}
+        # 12 calls of 10 prompts: 40 each, but for the head start of a quarter of a call.
+        assert all(34 <= share <= 46 for share in shares.values()), shares
+        for task in (first, *others):
+            task.cancel()
+        engine.step(10)
+
+    _run(test, engine)
+
+
+def test_a_stream_of_small_requests_does_not_starve_a_large_one():
+    engine = _Steps()
+
+    async def test(batcher):
+        big = _ask(batcher, _prompts(1, 200, 100))
+        await engine.wait_for_call()
+        small = []
+        for _ in range(60):
+            # As many as a call holds arrive before each call.
+            small += [_ask(batcher, _prompts(2, 2, 100)) for _ in range(5)]
+            engine.step()
+            await engine.wait_for_call()
+        served = [name for call in engine.calls for name in call]
+        # More and more requests wait, and it is one of them.
+        assert served.count(1) >= 30
+        engine.step(1000)
+        await asyncio.gather(*small, big)
+
+    _run(test, engine)
+
+
+def test_who_comes_late_with_more_prompts_has_saved_nothing_up():
+    engine = _Steps()
+
+    async def test(batcher):
+        late = batcher.admit(num_prompts=100, expected_tokens=10_000)
+        late.add(_prompts(2, 1, 100))
+        await engine.wait_for_call()
+        steady = _ask(batcher, _prompts(1, 100, 100))
+        for _ in range(5):
+            engine.step()
+            await engine.wait_for_call()
+        late.add(_prompts(2, 99, 100))
+        for _ in range(4):
+            engine.step()
+            await engine.wait_for_call()
+        after = [name for call in engine.calls[-3:] for name in call]
+        assert 8 <= after.count(1) <= 22
+        late.close()
+        engine.step(1000)
+        await steady
+
+    _run(test, engine)
+
+
+def test_no_score_is_lost_doubled_or_given_to_another():
+    draw = random.Random(3)
+    prompts = [
+        [[draw.randrange(1000) for _ in range(draw.randint(1, 400))] for _ in range(size)]
+        for size in (1, 700, 3, 50, 1, 200, 9, 90)
+    ]
+
+    async def test(batcher):
+        got = await asyncio.gather(*[_ask(batcher, one) for one in prompts])
+        assert got == [FakeEngine().score(one) for one in prompts]
+        assert batcher.queue_tokens == 0
+
+    _run(test, FakeEngine(), max_queue_tokens=10**9)
+
+
+def test_a_prompt_that_is_longer_than_a_call_runs_alone():
+    engine = _Steps()
+
+    async def test(batcher):
+        engine.step(10)
+        await _ask(batcher, [*_prompts(1, 1, 100), *_prompts(2, 1, 3000), *_prompts(3, 1, 100)])
+        assert engine.calls == [[1], [2], [3]]
+
+    _run(test, engine)
+
+
+def test_a_full_queue_refuses_and_lets_one_in_where_none_waits():
+    engine = _Steps()
+
+    async def test(batcher):
+        first = _ask(batcher, _prompts(1, 50, 100))
+        with pytest.raises(BusyError, match="5000 tokens wait, 100 more would be over 3000"):
+            batcher.admit(num_prompts=1, expected_tokens=100)
+        engine.step(10)
+        await first
+        batcher.admit(num_prompts=1, expected_tokens=100).close()
+
+    _run(test, engine, max_queue_tokens=3000)
+
+
+def test_what_is_announced_counts_before_it_is_rendered():
+    async def test(batcher):
+        ticket = batcher.admit(num_prompts=10, expected_tokens=2500)
+        assert batcher.queue_tokens == 2500
+        with pytest.raises(BusyError):
+            batcher.admit(num_prompts=1, expected_tokens=600)
+        ticket.close()
+        assert batcher.queue_tokens == 0
+
+    _run(test, FakeEngine(), max_queue_tokens=3000)
+
+
+def test_a_request_that_leaves_is_not_scored_any_more():
+    engine = _Steps()
+
+    async def test(batcher):
+        gone = _ask(batcher, _prompts(1, 50, 100))
+        await engine.wait_for_call()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        assert batcher.queue_tokens == 0
+        other = _ask(batcher, _prompts(2, 3, 100))
+        engine.step(2)
+        await other
+        assert engine.calls == [[1] * 10, [2] * 3]
+
+    _run(test, engine)
+
+
+def test_a_deadline_ends_a_request_in_the_middle_and_says_how_far_it_came():
+    engine = _Steps()
+
+    async def test(batcher):
+        asked = _ask(batcher, _prompts(1, 50, 100))
+        engine.step(2)
+        with pytest.raises(BusyError, match=r"20 of 50 pairs were scored within 0\.5 s"):
+            await asked
+        assert batcher.queue_tokens == 0
+
+    _run(test, engine, deadline_s=0.5)
+
+
+def test_a_failure_of_the_engine_fails_who_was_in_that_call_only():
+    class Fails(FakeEngine):
+        def score(self, token_ids):
+            if any(ids[0] == 1 for ids in token_ids):
+                raise RuntimeError("out of memory")
+            return super().score(token_ids)
+
+    async def test(batcher):
+        asked = [_ask(batcher, _prompts(name, 1, 1000)) for name in (1, 2)]
+        bad, good = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(bad, EngineFailedError)
+        assert "RuntimeError: out of memory" in str(bad)
+        assert good == FakeEngine().score(_prompts(2, 1, 1000))
+        assert not batcher.is_broken
+
+    _run(test, Fails())
+
+
+@pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0, 3.0]])
+def test_an_engine_that_gives_another_number_of_scores_is_an_error(scores):
+    class Wrong(FakeEngine):
+        def score(self, token_ids):
+            return scores
+
+    async def test(batcher):
+        with pytest.raises(EngineFailedError, match=f"2 prompts, but {len(scores)} scores"):
+            await _ask(batcher, _prompts(1, 2, 10))
+
+    _run(test, Wrong())
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
+def test_a_score_that_is_no_number_names_its_prompt(score):
+    class Sick(FakeEngine):
+        def score(self, token_ids):
+            return [score if ids[1] == 2 else 0.0 for ids in token_ids]
+
+    async def test(batcher):
+        with pytest.raises(NotFiniteError) as caught:
+            await _ask(batcher, _prompts(1, 4, 10))
+        assert caught.value.index == 2
+
+    _run(test, Sick())
+
+
+def test_closing_fails_what_is_left_and_lets_nobody_in():
+    engine = _Steps()
+
+    async def test(batcher):
+        asked = _ask(batcher, _prompts(1, 50, 100))
+        await engine.wait_for_call()
+        engine.step()
+        await batcher.aclose()
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await asked
+        with pytest.raises(UnavailableError, match="shutting down"):
+            batcher.admit(num_prompts=1, expected_tokens=1)
+
+    _run(test, engine)
