@@ -172,16 +172,12 @@ def _end_with(engine: VllmEngine, processes: set[BaseProcess]) -> None:
     alive, owner = weakref.ref(engine), threading.current_thread()
 
     def watch() -> None:
-        wait([process.sentinel for process in processes])
+        ended = wait([process.sentinel for process in processes])
         # They are killed with the thread that made them, and ended with the engine itself.
         if alive() is None or not owner.is_alive():
             return
-        ended = [
-            f"{one.name} (exit code {one.exitcode})"
-            for one in processes
-            if one.exitcode is not None
-        ]
-        logger.error("a process of vLLM ended: %s", ", ".join(ended))
+        names = [process.name for process in processes if process.sentinel in ended]
+        logger.error("a process of vLLM ended: %s", ", ".join(names))
         logging.shutdown()
         os._exit(1)
 
