@@ -61,7 +61,7 @@ RECIPE: dict[str, object] = {
     "logging_steps": 10,
     "save_steps": 10_000,
 }
-RATES = {"full": 1e-4, "LoRA": 1e-3}
+RATES = {"full": 2e-4, "LoRA": 1e-3}
 LORA: dict[str, object] = {"use_lora": True, "lora_r": 16, "lora_alpha": 32}
 DRIVERS = {"hf": "tevatron.reranker.driver.train", "megatron": "tevatron.megatron.driver.train"}
 METRIC = "ndcg@10"
@@ -176,7 +176,6 @@ def rank(model: Path, *, candidates: Path, output: Path, plain: bool) -> None:
             model=model,
             prompt_template=template,
             max_length=MAX_LENGTH if plain else None,
-            max_batch_tokens=16384,
         )
     )
     rows = list(read_rerank(candidates))
@@ -267,6 +266,8 @@ class Conductor:
         if self._gpus:
             own["CUDA_VISIBLE_DEVICES"] = str(place % len(self._gpus))
             own["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+            # Compiling Megatron's few fused operations would take as long as this training.
+            own["TORCH_COMPILE_DISABLE"] = own["TORCHDYNAMO_DISABLE"] = "1"
         return {**os.environ, **own}
 
     def _call(self, name: str, command: list[str], environment: Mapping[str, str]) -> float:

@@ -99,7 +99,7 @@ def test_a_broken_line_is_named_with_file_line_and_field(client: httpx.Client, d
         ("training", b"", "no rows"),
         ("ranklist", b"\n\n", "no rows"),
         ("ranklist", b"q1 d1\n", "expected 3 columns"),
-        ("ranklist", b"q1 d1 nan\n", "expected a finite number"),
+        ("ranklist", b"q1 d1 nan\n", "is NaN, which has no place"),
         ("training", b"\x1f\x8b\x08broken", "broken gzip archive"),
         ("training", b"\xff\xfe", "not UTF-8"),
     ],

@@ -143,6 +143,21 @@ def test_a_nudge_ends_the_pause(dispatcher, sessions):
     assert time.monotonic() - started < 4.0
 
 
+def test_a_job_that_ends_nudges_for_those_that_wait_for_it(sessions, listener):
+    fit, _ = submit(
+        sessions, fit=train_job(), table=eval_job(rerank={"checkpoint": {"from": "fit"}})
+    )
+    assert listener.wait(0.01) is False
+    with sessions.begin() as session:
+        claim = claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
+        assert claim is not None
+        assert claim.job_id == fit
+    assert listener.wait(0.01) is False
+    with sessions.begin() as session:
+        fail(session, claim, reason=FailReason.DATA_ERROR, message="line 17")
+    assert listener.wait(5.0) is True
+
+
 def test_without_a_nudge_the_pause_ends_by_itself(sessions, celery, listener):
     dispatcher = Dispatcher(sessions, celery, listener, republish_s=600.0, poll_s=0.2)
     started = time.monotonic()

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -22,6 +21,21 @@ def shared_data() -> Path:
     if not Path(folder, "scifact").is_dir():
         pytest.skip(f"no published data at {folder}: set TEVATRON_SHARED_DATA")
     return Path(folder)
+
+
+INFO = {
+    "backend": "hf",
+    "model_name_or_path": "fake",
+    "prompt_template": "tevatron",
+    "head": "yes_no",
+    "yes_id": 1,
+    "no_id": 2,
+    "max_length": 512,
+    "dtype": "float32",
+    "contract_sha256": "c" * 64,
+    "max_probe_difference": 0.0,
+    "versions": {},
+}
 
 
 @dataclass
@@ -41,58 +55,78 @@ def overlap(candidate: dict) -> float:
     )
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, *arguments):
+        self.connections = []
+        super().__init__(*arguments)
+
+    def process_request(self, request, client_address):
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request, client_address):
+        pass  # a client that went away
+
+
+def handler_of(scorer):
+    """Return the class that answers requests as this fake scorer says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if scorer.token and self.headers["Authorization"] != f"Bearer {scorer.token}":
+                return self._send(401, {}, {"detail": "unknown token"})
+            if self.path != "/info" or scorer.info is None:
+                return self._send(404, {}, {"detail": "not found"})
+            return self._send(200, {}, scorer.info)
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if scorer.token and self.headers["Authorization"] != f"Bearer {scorer.token}":
+                return self._send(401, {}, {"detail": "unknown token"})
+            request = json.loads(body)
+            scorer.on_body(request)
+            candidates = request["candidates"]
+            scorer.requests.append(Request(candidates, self.headers["Authorization"]))
+            answer = scorer.answers.popleft() if scorer.answers else None
+            if answer is None or callable(answer):
+                scorer.before_answer(candidates)
+                return self._send(
+                    200, {}, answer(candidates) if answer else scorer.scores(candidates)
+                )
+            return self._send(*answer)
+
+        def _send(self, status, headers, body):
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            with contextlib.suppress(OSError):
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        def log_message(self, *args):
+            pass
+
+    return Handler
+
+
 class FakeScorer:
     """A real HTTP server that scores by word overlap, or misbehaves as a test asks."""
 
     def __init__(self, token=None, port=0):
         self.token = token
+        self.info = dict(INFO)
+        """What `GET /info` says; None where there is no such route."""
         self.requests: list[Request] = []
         self.answers = deque()
         """What the next requests get in place of scores: (status, headers, body), or a function of the candidates."""
         self.before_answer = lambda candidates: None
-        scorer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if scorer.token and self.headers["Authorization"] != f"Bearer {scorer.token}":
-                    return self._send(401, {}, {"detail": "unknown token"})
-                candidates = json.loads(body)["candidates"]
-                scorer.requests.append(Request(candidates, self.headers["Authorization"]))
-                answer = scorer.answers.popleft() if scorer.answers else None
-                if answer is None or callable(answer):
-                    scorer.before_answer(candidates)
-                    return self._send(
-                        200, {}, answer(candidates) if answer else scorer.scores(candidates)
-                    )
-                return self._send(*answer)
-
-            def _send(self, status, headers, body):
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    for name, value in headers.items():
-                        self.send_header(name, value)
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            def log_message(self, *args):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            connections: ClassVar[list] = []
-
-            def process_request(self, request, client_address):
-                self.connections.append(request)
-                super().process_request(request, client_address)
-
-            def handle_error(self, request, client_address):
-                pass  # a client that went away
-
+        self.on_body = lambda body: None
         self._stopped = self._killed = False
-        self._server = Server(("127.0.0.1", port), Handler)
+        self._server = _Server(("127.0.0.1", port), handler_of(self))
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(
@@ -156,3 +190,33 @@ def start_scorer():
     yield start
     for scorer in started:
         scorer.stop()
+
+
+@pytest.fixture
+def jobs(settings, sessions):
+    # Here, so that tests of files and HTTP alone do not import the store and Celery.
+    from tests.support.eval_jobs import Jobs
+
+    return Jobs(settings, sessions)
+
+
+@pytest.fixture
+def make_host(sessions, start_scorer):
+    from tests.support.eval_jobs import Host
+
+    hosts = []
+
+    def make():
+        hosts.append(Host(sessions, start_scorer))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host._over.set()
+        if host._thread.is_alive():
+            host._thread.join()
+
+
+@pytest.fixture
+def host(make_host):
+    return make_host().start()

@@ -123,6 +123,7 @@ def test_documents_with_the_querys_id_are_removed_when_asked(files):
         ),
         (RUN, ["--k_values", "0"], "the cut-off of 'ndcg@0' must be between 1 and"),
         (RUN, ["--ranklist", "nowhere"], "nowhere: no such file"),
+        (RUN, ["--relevance_level", "0"], "the relevance level must be 1 or more, got 0"),
     ],
 )
 def test_mistake_is_one_line_and_leaves_no_output(files, run, arguments, says):
@@ -198,6 +199,7 @@ def test_prepare_says_what_it_made(tmp_path):
     "module",
     [
         "tevatron.evaluator.main",
+        "tevatron.eval.compare",
         "tevatron.eval.metrics",
         "tevatron.utils.bm25",
         "tevatron.utils.prepare_training_data",

@@ -67,7 +67,7 @@ def test_queries_and_plots(results):
         *(*one, "--first_stage", "bm25", "--differences", results / "d.csv"),
         *("--bars", results / "bars.svg", "--waterfall", results / "waterfall.png"),
     )
-    header, *rows = csv.reader((results / "d.csv").open())
+    header, *rows = csv.reader((results / "d.csv").read_text().splitlines())
     assert header == ["system", "data set", "query_id", "metric", "before", "after", "delta"]
     assert rows[0] == ["ours", "fiqa", "q01", "ndcg@10", "0.5", "1.0", "0.5"]
     assert len(rows) == 30

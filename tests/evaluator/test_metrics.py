@@ -3,17 +3,20 @@
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pytest
 import pytrec_eval
 
+from tevatron.core.contracts.jobs import METRIC_PATTERN
 from tevatron.core.errors import ConfigError, InputError
 from tevatron.core.formats.beir import BeirFolder
 from tevatron.core.formats.qrels import read_qrels
 from tevatron.core.formats.ranklist import read_ranklist
 from tevatron.evaluator.metrics import (
     MAX_RELEVANCE,
+    WITHOUT_CUTOFF,
     Metric,
     MetricName,
     cut,
@@ -407,3 +410,12 @@ def test_runs_over_whole_collections_have_trec_evals_values(shared_data):
         assert {measure: round(found[metric], 4) for measure, metric in names.items()} == values, (
             name
         )
+
+
+def test_every_metric_may_be_asked_of_a_job_and_no_other():
+    for name in MetricName:
+        text = name.value if name in WITHOUT_CUTOFF else f"{name.value}@10"
+        assert re.search(METRIC_PATTERN, text)
+        assert str(parse_metric(text)) == text
+    assert not re.search(METRIC_PATTERN, "rprec@10")
+    assert not re.search(METRIC_PATTERN, "bpref@10")

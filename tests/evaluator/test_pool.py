@@ -1,5 +1,6 @@
 """The pool against real HTTP servers, well-behaved and not."""
 
+import json
 import threading
 import time
 
@@ -7,14 +8,10 @@ import pytest
 
 from tevatron.core.contracts.scores import Candidate
 from tevatron.core.errors import InputError, UnavailableError
-from tevatron.evaluator.pool import (
-    Backend,
-    PoolOptions,
-    ScorerAnswerError,
-    ScorerRefusedError,
-    score_all,
-)
+from tevatron.evaluator.answers import ScorerAnswerError, ScorerRefusedError, ScorersDifferError
+from tevatron.evaluator.pool import Backend, PoolOptions, learn_served, stream_scores
 from tevatron.evaluator.score_log import ScoreLog
+from tevatron.evaluator.scoring import score_all
 
 QUICK = PoolOptions(
     first_chunk=4,
@@ -314,3 +311,245 @@ def test_proxy_of_the_environment_is_not_used(start_scorer, log, monkeypatch):
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     scorer = start_scorer()
     assert score_all([Backend(url=scorer.url)], candidates(1), log, options=QUICK)
+
+
+def test_chunk_goes_to_another_backend_while_its_own_pauses(start_scorer, log):
+    broken, alive = start_scorer(), start_scorer()
+    broken.answers.extend([(500, {}, b"oops")] * 100)
+    options = PoolOptions(first_chunk=4, max_chunk=4, backoff_s=30, max_backoff_s=30, poll_s=0.02)
+    started = time.monotonic()
+    found = score_all(
+        [Backend(url=broken.url), Backend(url=alive.url)], candidates(), log, options=options
+    )
+    assert time.monotonic() - started < 10
+    assert sum(len(by_docid) for by_docid in found.values()) == 30
+    assert alive.num_pairs == 30
+
+
+def test_slowest_chunk_is_asked_of_an_idle_backend_too(start_scorer, log):
+    hanging, quick = start_scorer(), start_scorer()
+    release = threading.Event()
+    hanging.before_answer = lambda pairs: release.wait(30)
+    options = PoolOptions(first_chunk=4, max_chunk=4, poll_s=0.02, hedge_s=0.2, timeout_s=60)
+    started = time.monotonic()
+    found = score_all(
+        [Backend(url=hanging.url), Backend(url=quick.url)], candidates(), log, options=options
+    )
+    assert time.monotonic() - started < 10
+    release.set()
+    assert sum(len(by_docid) for by_docid in found.values()) == 30
+    assert 4 <= hanging.num_pairs <= 8
+    assert quick.num_pairs == 30
+    # One score a pair came in, whoever answered.
+    lines = [json.loads(line) for line in log._path.read_text().splitlines()]
+    assert sum(len(line["scores"]) for line in lines) == 30
+
+
+def test_nothing_is_hedged_while_no_chunk_is_late(start_scorer, log):
+    scorers = [start_scorer(), start_scorer()]
+    for scorer in scorers:
+        scorer.before_answer = lambda pairs: time.sleep(0.05)
+    score_all([Backend(url=s.url) for s in scorers], candidates(), log, options=QUICK)
+    assert sum(s.num_pairs for s in scorers) == 30
+
+
+def test_chunk_whose_first_backend_fails_while_a_second_one_helps_is_not_asked_again(
+    start_scorer, log
+):
+    failing, helping = start_scorer(), start_scorer()
+    asked_too = threading.Event()
+
+    def fail_once_helped(pairs):
+        asked_too.wait(10)
+        raise ConnectionResetError
+
+    def help_slowly(pairs):
+        if asked_too.is_set():
+            return
+        if failing.requests and any(pairs == request.candidates for request in failing.requests):
+            asked_too.set()
+            time.sleep(0.3)
+
+    failing.before_answer, helping.before_answer = fail_once_helped, help_slowly
+    options = PoolOptions(
+        first_chunk=4, max_chunk=4, slots=1, poll_s=0.02, hedge_s=0.1, tries=1, cooldown_s=30
+    )
+    found = score_all(
+        [Backend(url=failing.url), Backend(url=helping.url)], candidates(), log, options=options
+    )
+    assert sum(len(by_docid) for by_docid in found.values()) == 30
+    assert helping.num_pairs == 30
+
+
+def test_requests_in_flight_are_bounded_over_all_backends(start_scorer, log):
+    scorers = [start_scorer(), start_scorer()]
+    working, most = [0], [0]
+    lock = threading.Lock()
+
+    def count(pairs):
+        with lock:
+            working[0] += 1
+            most[0] = max(most[0], working[0])
+        time.sleep(0.02)
+        with lock:
+            working[0] -= 1
+
+    for scorer in scorers:
+        scorer.before_answer = count
+    options = PoolOptions(first_chunk=4, max_chunk=4, poll_s=0.02, max_in_flight=1)
+    score_all([Backend(url=s.url) for s in scorers], candidates(), log, options=options)
+    assert most == [1]
+
+
+def test_prefixes_are_sent_where_they_are_given(start_scorer, log):
+    scorer = start_scorer()
+    bodies = []
+    scorer.on_body = bodies.append
+    options = PoolOptions(query_prefix="query:", passage_prefix="passage:")
+    score_all([Backend(url=scorer.url)], candidates(1, 1), log, options=options)
+    assert [(body["query_prefix"], body["passage_prefix"]) for body in bodies] == [
+        ("query:", "passage:")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"contract_sha256": "d" * 64}, "contract_sha256 is 'cccc.*' at {0} and 'dddd.*' at {1}"),
+        (
+            {"prompt_template": "relevant"},
+            "prompt_template is 'tevatron' at {0} and 'relevant' at {1}",
+        ),
+        ({"max_length": 256}, "max_length is 512 at {0} and 256 at {1}"),
+        ({"dtype": "bfloat16"}, "dtype is 'float32' at {0} and 'bfloat16' at {1}"),
+        ({"contract_sha256": None}, "contract_sha256 is 'cccc.*' at {0} and None at {1}"),
+    ],
+)
+def test_backends_that_serve_different_things_are_refused_naming_both(
+    start_scorer, log, change, says
+):
+    one, other = start_scorer(), start_scorer()
+    other.info |= change
+    backends = [Backend(url=one.url), Backend(url=other.url)]
+    served = learn_served(backends[:1], options=QUICK)
+    with pytest.raises(ScorersDifferError, match=says.format(one.url, other.url)):
+        score_all(backends, candidates(), log, served=served, options=QUICK)
+    with pytest.raises(
+        ScorersDifferError, match=f"({one.url}.*{other.url}|{other.url}.*{one.url})"
+    ):
+        learn_served(backends, options=QUICK)
+
+
+def test_scorers_without_a_contract_are_compared_by_their_scores(start_scorer, log):
+    one, same, worse = start_scorer(), start_scorer(), start_scorer()
+    for scorer in (one, same, worse):
+        # What the reference's server says, which knows no contract.
+        scorer.info = {"backend": "vllm", "model_name_or_path": "m", "prompt_template": "tevatron"}
+    worse.worsen()
+    served = learn_served([Backend(url=one.url), Backend(url=same.url)], options=QUICK)
+    assert served.probe_scores is not None
+    assert {c["query_id"] for r in one.requests for c in r.candidates} == {"tevatron-probe"}
+    with pytest.raises(ScorersDifferError, match="the probe 'how do bees find flowers' scores"):
+        learn_served([Backend(url=one.url), Backend(url=worse.url)], options=QUICK)
+    assert served.identity != learn_served([Backend(url=worse.url)], options=QUICK).identity
+    assert served.identity == learn_served([Backend(url=same.url)], options=QUICK).identity
+
+
+def test_what_does_not_say_what_it_serves_is_no_scorer(start_scorer, log):
+    scorer = start_scorer()
+    for info, says in (
+        (None, "404 not found: expected 200 from GET /info"),
+        ({}, "expected prompt_template"),
+    ):
+        scorer.info = info
+        with pytest.raises(ScorerRefusedError, match=says):
+            score_all([Backend(url=scorer.url)], candidates(1), log, options=QUICK)
+    assert scorer.num_pairs == 0
+
+
+def test_backend_that_comes_back_with_another_checkpoint_is_refused(start_scorer, log):
+    changing, steady = start_scorer(), start_scorer()
+    steady.before_answer = lambda pairs: time.sleep(0.05)
+    changing.answers.extend([(500, {}, b"")] * 4)
+
+    def change():
+        if len(changing.requests) >= 2:
+            changing.info["contract_sha256"] = "d" * 64
+
+    with pytest.raises(ScorersDifferError, match=f"at {changing.url}"):
+        score_all(
+            [Backend(url=steady.url), Backend(url=changing.url)],
+            candidates(20),
+            log,
+            options=QUICK,
+            check=change,
+        )
+
+
+def test_one_backend_that_answers_is_enough_to_learn_what_is_served(start_scorer):
+    scorer = start_scorer()
+    backends = [Backend(url="http://127.0.0.1:9"), Backend(url=scorer.url)]
+    assert learn_served(backends, options=QUICK).url == scorer.url
+    with pytest.raises(
+        UnavailableError, match=r"no scorer answers: http://127\.0\.0\.1:9: ConnectError"
+    ):
+        learn_served(backends[:1], options=QUICK)
+
+
+def test_scores_are_handed_over_once_under_their_keys(start_scorer):
+    scorers = [start_scorer(), start_scorer()]
+    found = []
+    stream_scores(
+        [Backend(url=s.url) for s in scorers],
+        enumerate(candidates()),
+        lambda keys, scores: found.extend(zip(keys, scores, strict=True)),
+        options=QUICK,
+    )
+    assert sorted(found) == list(
+        enumerate(
+            score["score"]
+            for score in scorers[0].scores([c.model_dump() for c in candidates()])["scores"]
+        )
+    )
+
+
+def test_same_document_with_two_texts_is_refused_before_it_is_sent(start_scorer, log):
+    scorer = start_scorer()
+    twice = [Candidate(query_id="q", docid="d", query="a", text=text) for text in ("b", "c")]
+    with pytest.raises(
+        InputError, match="document 'd' stands twice among the candidates of query 'q'"
+    ):
+        score_all([Backend(url=scorer.url)], twice, log, options=QUICK)
+    assert scorer.num_pairs == 0
+
+
+def test_backend_that_is_replaced_in_a_moment_is_asked_again_what_it_serves(start_scorer, log):
+    first = start_scorer()
+
+    def replace(pairs):
+        if len(first.requests) == 3:
+            first.kill()
+            start_scorer(port=first.port).info["contract_sha256"] = "d" * 64
+
+    first.before_answer = replace
+    with pytest.raises(ScorersDifferError, match=r"contract_sha256 is 'cccc.* and 'dddd"):
+        score_all([Backend(url=first.url)], candidates(20), log, options=QUICK)
+
+
+def test_very_late_chunk_is_helped_while_there_is_other_work(start_scorer):
+    hanging, quick = start_scorer(), start_scorer()
+    release = threading.Event()
+    hanging.before_answer = lambda pairs: release.wait(30)
+    quick.before_answer = lambda pairs: time.sleep(0.02)
+    options = PoolOptions(first_chunk=4, max_chunk=4, poll_s=0.02, hedge_s=0.05, timeout_s=60)
+    order = []
+    stream_scores(
+        [Backend(url=hanging.url), Backend(url=quick.url)],
+        enumerate(candidates(20)),
+        lambda keys, scores: order.extend(keys),
+        options=options,
+    )
+    release.set()
+    assert sorted(order) == list(range(200))
+    # The first pairs are not the last to come: whoever waits for them need not wait for all.
+    assert max(order.index(key) for key in range(16)) < 190

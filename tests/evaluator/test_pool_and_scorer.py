@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,14 +15,10 @@ from tests.support.scorers import served
 from tevatron.core.contracts.scores import Candidate
 from tevatron.core.errors import InputError
 from tevatron.core.prompts import Pair
-from tevatron.evaluator.pool import (
-    Backend,
-    NotFiniteScoreError,
-    PoolOptions,
-    ScorerRefusedError,
-    score_all,
-)
+from tevatron.evaluator.answers import NotFiniteScoreError, ScorerRefusedError, ScorersDifferError
+from tevatron.evaluator.pool import Backend, PoolOptions, learn_served
 from tevatron.evaluator.score_log import ScoreLog
+from tevatron.evaluator.scoring import score_all
 from tevatron.scorer.engines.base import EngineInfo
 from tevatron.scorer.engines.fake import FakeEngine
 from tevatron.scorer.server import ServerOptions, create_app
@@ -54,8 +51,10 @@ def _is_ready(listener):
 def serve():
     running = []
 
-    def start(engine=None, **options):
-        what = served(engine or FakeEngine())
+    def start(engine=None, *, contract=None, max_length=256, **options):
+        what = served(engine or FakeEngine(), max_length=max_length)
+        if contract is not None:
+            what = replace(what, info=what.info.model_copy(update={"contract_sha256": contract}))
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
@@ -122,13 +121,13 @@ def test_query_that_alone_is_too_long_is_named(serve, log):
 
 
 def test_model_that_gives_no_number_is_told_apart(serve, log):
-    _, url = serve(_NanEngine())
+    _, url = serve(_NanEngine(), contract="c" * 64)
     with pytest.raises(NotFiniteScoreError, match="query_id 'q', docid 'd0' scores nan"):
         score_all([Backend(url=url)], candidates(1), log, options=QUICK)
 
 
 def test_body_limit_makes_requests_smaller(serve, log):
-    _, url = serve(max_body_bytes=600)
+    _, url = serve(contract="c" * 64, max_body_bytes=600)
     found = score_all([Backend(url=url)], candidates(30), log, options=QUICK)
     assert len(found["q"]) == 30
 
@@ -138,3 +137,23 @@ def test_full_queue_is_waited_for(serve, log):
     options = PoolOptions(first_chunk=4, max_chunk=4, slots=6, backoff_s=0.01, poll_s=0.02, tries=2)
     found = score_all([Backend(url=url)], candidates(60), log, options=options)
     assert len(found["q"]) == 60
+
+
+def test_probes_that_are_too_large_are_a_clear_refusal(serve, log):
+    _, url = serve(max_body_bytes=600)
+    with pytest.raises(ScorerRefusedError, match="finds 5 probes too large"):
+        score_all([Backend(url=url)], candidates(1), log, options=QUICK)
+
+
+def test_models_that_differ_in_truncation_alone_are_told_apart(serve):
+    urls = [serve(max_length=length)[1] for length in (256, 200)]
+    with pytest.raises(ScorersDifferError, match="max_length is"):
+        learn_served([Backend(url=url) for url in urls], options=QUICK)
+
+
+def test_model_that_gives_no_number_for_a_probe_is_told_apart_too(serve):
+    _, url = serve(_NanEngine())
+    with pytest.raises(
+        NotFiniteScoreError, match="query_id 'tevatron-probe', docid '0' scores nan"
+    ):
+        learn_served([Backend(url=url)], options=QUICK)

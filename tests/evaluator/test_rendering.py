@@ -56,7 +56,7 @@ def test_latex_is_booktabs_with_every_special_character_escaped():
     assert "\\caption{A \\& B\\_c. p \\textless{} .05}" in text
     assert "BM25 100\\% & 0.5000 & - \\\\" in text
     assert (
-        "x\\textless{}y\\textgreater{}|z & \\textbf{0.1235}$^{\\ast}$ {\\scriptsize (-0.3765)} & 0.2500 (partial) \\\\"
+        "x\\textless{}y\\textgreater{}\\textbar{}z & \\textbf{0.1235}$^{\\ast}$ {\\scriptsize (-0.3765)} & 0.2500 (partial) \\\\"
         in text
     )
     assert text.count("{") == text.count("}")

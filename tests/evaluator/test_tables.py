@@ -70,7 +70,7 @@ def test_systems_are_tested_against_the_first_stage():
     assert better.tests.t_test < ALPHA
     assert better.marks == "*†"
     assert (same.marks, same.is_best, better.is_best) == ("", False, True)
-    assert "Holm-corrected over the 2 comparisons" in table.notes[1]
+    assert "Holm-corrected over this table's comparisons (2)" in table.notes[1]
 
 
 def test_p_values_are_corrected_over_the_table():
@@ -83,7 +83,7 @@ def test_p_values_are_corrected_over_the_table():
 def test_without_values_of_queries_there_is_no_test():
     table = by_metric([System("a", {"m": 0.5}), BETTER], ["m"], first_stage="a")
     assert table.rows[1].cells[0].tests is None
-    assert table.notes == ["in brackets: change from a"]
+    assert table.notes == ["beside a value: its change from a"]
     assert by_metric([System("a", {"m": 0.5})], ["m"]).notes == []
 
 

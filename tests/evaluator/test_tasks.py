@@ -3,17 +3,15 @@
 import json
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 from sqlalchemy import select
 from tests.support.database import database_away
+from tests.support.eval_jobs import CORPUS, QRELS, QUERIES, write_beir
 
 from tevatron.core.contracts.jobs import (
     Bm25,
-    EvalJob,
     EventType,
-    JobKind,
     JobState,
     Phase,
     RankList,
@@ -22,217 +20,21 @@ from tevatron.core.contracts.jobs import (
 from tevatron.core.formats.ranklist import read_ranklist
 from tevatron.core.ids import new_id
 from tevatron.core.store.evaluations import EvaluationRepository
-from tevatron.core.store.jobs import JobRepository
-from tevatron.core.store.leases import LeaseLostError
-from tevatron.core.store.models import DatasetKind, Job, JobEventRow, Scorer, ScorerState
-from tevatron.core.store.registered import DatasetRepository, ModelRepository
+from tevatron.core.store.models import DatasetKind, Scorer, ScorerState
+from tevatron.core.store.registered import ModelRepository
 from tevatron.core.store.scorers import (
     ScorerRepository,
-    beat_scorer,
-    claim_next_scorer,
-    reap_scorers,
     release_scorer,
-    scorer_failed,
-    scorer_ready,
-    scorer_restarting,
-    scorer_stopped,
 )
-from tevatron.core.worker.runner import run_next_job
-from tevatron.evaluator import rerank as rerank_module
-from tevatron.evaluator.pool import PoolOptions
-from tevatron.evaluator.tasks import make_handlers
+from tevatron.evaluator import job_scoring
 
 pytestmark = pytest.mark.db
-
-CORPUS = {
-    "d1": ("Tea", "green tea is picked in spring"),
-    "d2": ("", "black tea is left to wither"),
-    "d3": ("Coffee", "beans are roasted"),
-    "d4": ("", "tea tea tea tea tea tea"),
-    "d5": ("Milk", "milk goes into black tea and coffee"),
-}
-QUERIES = {"q1": "when is green tea picked", "q2": "black tea with milk", "q3": "roasted beans"}
-QRELS = {"q1": {"d1": 2, "d4": 0}, "q2": {"d5": 1, "d2": 1}, "q3": {"d3": 1}}
-QUICK = PoolOptions(
-    first_chunk=2, max_chunk=2, slots=1, tries=1, backoff_s=0.01, poll_s=0.02, timeout_s=10
-)
-
-
-def write_beir(folder, *, corpus=CORPUS, queries=QUERIES, qrels=QRELS):
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text(
-        "".join(
-            json.dumps({"_id": d, "title": t, "text": x}) + "\n" for d, (t, x) in corpus.items()
-        )
-    )
-    (folder / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t in queries.items())
-    )
-    lines = [f"{q}\t{d}\t{g}\n" for q, grades in qrels.items() for d, g in grades.items()]
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-    return folder
-
-
-class Jobs:
-    """Submits eval jobs, and works them off as a worker does."""
-
-    def __init__(self, settings, sessions):
-        self.settings, self.sessions = settings, sessions
-        self.stopping = False
-        with sessions.begin() as session:
-            self.add_dataset(
-                session, "tea", DatasetKind.BEIR, write_beir(settings.data / "datasets" / "tea")
-            )
-            ModelRepository(session).create("m", key_id=None, path="models/m")
-
-    def add_dataset(self, session, name, kind, path):
-        relative = str(path.relative_to(self.settings.data))
-        DatasetRepository(session).create(name, key_id=None, kind=kind, stats={}, path=relative)
-
-    def add_run(self, name, text):
-        path = self.settings.data / "datasets" / f"{name}.txt"
-        path.write_text(text)
-        with self.sessions.begin() as session:
-            self.add_dataset(session, name, DatasetKind.RANKLIST, path)
-
-    def submit(self, **spec):
-        spec = EvalJob(**{"dataset": "tea", "metrics": ["ndcg@10", "recall@2", "mrr@10"]} | spec)
-        with self.sessions.begin() as session:
-            return JobRepository(session).submit({"": spec}, key_id=None)[0].id
-
-    def work(self, *, pool=QUICK):
-        return run_next_job(
-            [JobKind.EVAL],
-            handlers=make_handlers(pool),
-            settings=self.settings,
-            sessions=self.sessions,
-            worker_name="test",
-            should_stop=lambda: self.stopping,
-        )
-
-    def run(self, **spec):
-        job_id = self.submit(**spec)
-        assert self.work()
-        return self.job(job_id)
-
-    def job(self, job_id):
-        with self.sessions.begin() as session:
-            return session.get_one(Job, job_id)
-
-    def cancel(self, job_id):
-        with self.sessions.begin() as session:
-            JobRepository(session).request_cancel(job_id, key_id=None)
-
-    def events(self, job_id, kind):
-        with self.sessions.begin() as session:
-            rows = session.scalars(
-                select(JobEventRow).where(JobEventRow.job_id == job_id).order_by(JobEventRow.seq)
-            )
-            return [row.data for row in rows if row.type is kind]
-
-    def messages(self, job_id):
-        return [data["message"] for data in self.events(job_id, EventType.LOG)]
-
-    def evaluation(self, job_id):
-        with self.sessions.begin() as session:
-            found = EvaluationRepository(session).of_job(job_id)
-            return found, EvaluationRepository(session).values(found.id)
-
-    def folder(self, job_id):
-        return self.settings.data / "runs" / job_id
-
-
-class Host:
-    """Claims scorer rows as a scorer host does, and serves them with fake scorers."""
-
-    def __init__(self, sessions, start_scorer):
-        self.sessions, self._start_scorer = sessions, start_scorer
-        self.served = []
-        self.prepare = lambda scorer: None
-        self.fail_with = None
-        self.info = {}
-        self.lease_s = 1.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def start(self):
-        self._thread.start()
-        return self
-
-    def die(self):
-        """Stop all at once, as kill -9 does: rows stay as they are, connections break."""
-        self._over.set()
-        self._thread.join()
-        for scorer in self.served:
-            scorer.kill()
-
-    def _serve(self):
-        held = {}
-        while not self._over.wait(0.05):
-            with self.sessions.begin() as session:
-                reap_scorers(session, grace_s=0.1, max_attempts=5)
-                claim = claim_next_scorer(session, host="test", lease_s=self.lease_s)
-            if claim is not None:
-                self._begin(claim, held)
-            for claim in list(held.values()):
-                with suppress(LeaseLostError), self.sessions.begin() as session:
-                    if beat_scorer(session, claim, self.lease_s).stop_requested:
-                        scorer_stopped(session, claim)
-                        del held[claim.scorer_id]
-
-    def _begin(self, claim, held):
-        if self.fail_with:
-            with self.sessions.begin() as session:
-                scorer_failed(session, claim, self.fail_with)
-            return
-        scorer = self._start_scorer(token=f"token{len(self.served)}")
-        self.prepare(scorer)
-        self.served.append(scorer)
-        self.claim = claim
-        with self.sessions.begin() as session:
-            scorer_ready(session, claim, url=scorer.url, token=scorer.token, info=self.info)
-        held[claim.scorer_id] = claim
-
-    def restart_child(self):
-        """The child died: another one on another port."""
-        self.served[-1].kill()
-        with self.sessions.begin() as session:
-            scorer_restarting(session, self.claim)
-        scorer = self._start_scorer(token="again")
-        self.served.append(scorer)
-        with self.sessions.begin() as session:
-            scorer_ready(session, self.claim, url=scorer.url, token=scorer.token, info=self.info)
 
 
 @pytest.fixture
 def settings(settings):
     """A lease that a busy machine does not break: what is tested here is the scorers' leases, not the jobs'."""
     return settings.model_copy(update={"lease_s": 30.0})
-
-
-@pytest.fixture
-def jobs(settings, sessions):
-    return Jobs(settings, sessions)
-
-
-@pytest.fixture
-def make_host(sessions, start_scorer):
-    hosts = []
-
-    def make():
-        hosts.append(Host(sessions, start_scorer))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        host._over.set()
-        if host._thread.is_alive():
-            host._thread.join()
-
-
-@pytest.fixture
-def host(make_host):
-    return make_host().start()
 
 
 def reranked(depth=10, **changes):
@@ -271,7 +73,7 @@ def test_two_evaluations_of_the_same_run_have_the_same_hashes(jobs):
 
 
 def test_run_is_evaluated_and_missing_queries_count_zero(jobs):
-    jobs.add_run("mine", "q1 d4 3.0\nq1 d1 2.0\nq2 Q0 d5 1 0.5 x\nq9 d1 1.0\n")
+    jobs.add_run("mine", "q1 d4 3.0\nq1 d1 2.0\nq2 d5 0.5\nq9 d1 1.0\n")
     job = jobs.run(first_stage=RankList(dataset="mine"))
     assert job.state is JobState.SUCCEEDED
     assert job.result["metrics"]["mrr@10"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
@@ -508,7 +310,7 @@ def test_database_that_is_away_for_less_than_the_lease_does_no_harm(jobs, make_h
 
 
 def test_scorer_that_never_answers_fails_the_job_at_last(jobs, sessions, monkeypatch):
-    monkeypatch.setattr(rerank_module, "GIVE_UP_S", -59.5)  # + 2 leases of 30 s
+    monkeypatch.setattr(job_scoring, "GIVE_UP_S", -59.5)  # + 2 leases of 30 s
     with sessions.begin() as session:
         ScorerRepository(session).register_external(
             "http://127.0.0.1:9", key_id=None, name="gone", token=None, engine="hf"
@@ -533,6 +335,35 @@ def test_given_scorers_share_the_pairs_and_are_not_stopped(jobs, sessions, start
     assert all(scorer.num_pairs for scorer in scorers)
     with sessions.begin() as session:
         assert {row.state for row in session.scalars(select(Scorer))} == {ScorerState.READY}
+
+
+def test_outside_scorers_that_serve_different_checkpoints_fail_the_job(
+    jobs, sessions, start_scorer
+):
+    scorers = [start_scorer(), start_scorer()]
+    scorers[1].info["contract_sha256"] = "d" * 64
+    with sessions.begin() as session:
+        for name, scorer in zip("ab", scorers, strict=True):
+            ScorerRepository(session).register_external(
+                scorer.url, key_id=None, name=name, token=None, engine="hf"
+            )
+    job = jobs.run(rerank=Rerank(scorers=["a", "b"]))
+    assert (job.state, job.reason) == (JobState.FAILED, "scorer_failed")
+    assert "the scorers' scores cannot be compared: contract_sha256 is" in job.message
+    assert all(scorer.url in job.message for scorer in scorers)
+    assert sum(scorer.num_pairs for scorer in scorers) == 0
+
+
+def test_outside_scorer_without_a_contract_is_tried_with_the_probes(jobs, sessions, start_scorer):
+    scorer = start_scorer()
+    scorer.info = {"backend": "vllm", "model_name_or_path": "m", "prompt_template": "tevatron"}
+    with sessions.begin() as session:
+        ScorerRepository(session).register_external(
+            scorer.url, key_id=None, name="a", token=None, engine="vllm"
+        )
+    job = jobs.run(rerank=Rerank(scorers=["a"]))
+    assert job.state is JobState.SUCCEEDED, job.message
+    assert scorer.requests[0].candidates[0]["query_id"] == "tevatron-probe"
 
 
 def test_outside_scorer_that_refuses_the_token_fails_at_once(jobs, sessions, start_scorer):
@@ -584,8 +415,8 @@ def test_id_that_no_scorer_takes_is_a_data_error(jobs, host):
     ("run", "says"),
     [
         ("q1 d1 1\nq1 d77 1\n", "1 of 2 candidates are not in the corpus of tea, such as ['d77']"),
-        ("x d1 1\n", "no query of the run is judged: the run has 1 queries such as ['x']"),
-        ("q1 d1 nan\n", "expected a finite number, got nan"),
+        ("x d1 1\n", "no query of the run is judged: the qrels have"),
+        ("q1 d1 nan\n", "the score of document 'd1' of query 'q1' is NaN"),
         ("q1 d1 1\nq1 d1 2\n", "document 'd1' is given twice"),
     ],
 )

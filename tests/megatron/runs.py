@@ -7,14 +7,24 @@ import random
 from pathlib import Path
 
 import torch
+from tests.megatron.ranks import on_ranks
 from tests.support.tiny_model import SHAPE, tiny_folder, tiny_tokenizer
-from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
 
+from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.core.contracts.megatron import MegatronArguments
-from tevatron.core.contracts.run import TrainRun
+from tevatron.core.contracts.run import ExportRun, TrainRun
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.model_shape import ModelShape
 from tevatron.core.nn.forward import YesNoHead
+from tevatron.core.nn.loading import load_model as load_transformers
+from tevatron.core.nn.probing import PromptScorer, prove
 from tevatron.trainer.program.backends.megatron.engine import Engine
 from tevatron.trainer.program.backends.megatron.model import load_model
 from tevatron.trainer.program.backends.megatron.optimizer import make_optimizer
@@ -22,7 +32,9 @@ from tevatron.trainer.program.backends.megatron.parallel import check_layout, jo
 from tevatron.trainer.program.backends.megatron.run import train
 from tevatron.trainer.program.data.groups import Group
 from tevatron.trainer.program.events import EventWriter
+from tevatron.trainer.program.export import export
 from tevatron.trainer.program.settings import RankEnvironment
+from tevatron.trainer.program.train import write_config
 
 HEAD = YesNoHead(yes=290, no=20)
 """At two tensor ranks these rows of 300 lie in different shards."""
@@ -35,10 +47,14 @@ Layout = tuple[int, int, int, int]
 
 def model_folder(path: Path, kind: str, **changes: object) -> Path:
     """Save a random model of that kind and the tiny tokenizer."""
-    if kind not in ("qwen3_moe", "mixtral"):
+    if kind not in ("qwen3_moe", "mixtral", "gemma2", "gemma3"):
         return tiny_folder(path, kind, **changes)
     torch.manual_seed(0)
-    if kind == "mixtral":
+    if kind == "gemma2":
+        config = Gemma2Config(head_dim=16, **{**SHAPE, **changes})
+    elif kind == "gemma3":
+        config = Gemma3TextConfig(head_dim=16, **{**SHAPE, **changes})
+    elif kind == "mixtral":
         shape = {**SHAPE, **changes, "num_local_experts": 4, "num_experts_per_tok": 2}
         config = MixtralConfig(tie_word_embeddings=False, **shape)
     else:
@@ -96,6 +112,11 @@ def engine(folder: Path, options: TrainArguments) -> Engine:
     return Engine.of(model, optimizer, ranks, arguments=options, head=HEAD, softcap=None)
 
 
+def num_trained(folder: Path, options: TrainArguments) -> int:
+    """Return the number of parameters that this rank trains."""
+    return sum(one.numel() for one in engine(folder, options).model.trainable().values())
+
+
 def scores_and_steps(
     folder: Path, options: TrainArguments, num_steps: int, *, teacher: bool = False
 ) -> tuple[list[float], list[tuple[float, float]]]:
@@ -143,10 +164,49 @@ def whole_run(folder: Path, data: Path, out: Path, options: TrainArguments) -> N
         base_model="base",
         arguments=options,
     )
+    if environment.rank == 0:
+        write_config(config)
     train(config, environment, EventWriter(out, rank=environment.rank))
+
+
+def events(out: Path, kind: str) -> list[dict[str, object]]:
+    """Return what a run reported of that kind."""
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [line["data"] for line in lines if line["type"] == kind]
 
 
 def losses(out: Path) -> list[float]:
     """Return the losses of a run, from its events."""
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    return [event["data"]["loss"] for event in events if event["type"] == "metrics"]
+    return [line["loss"] for line in events(out, "metrics")]
+
+
+def run(tmp_path: Path, kind: str, layout: Layout, **changes: object) -> Path:
+    """Train on this layout; returns the run folder."""
+    folder = tmp_path / kind
+    if not folder.is_dir():
+        model_folder(folder, kind)
+    out = tmp_path / "run"
+    out.mkdir(exist_ok=True)
+    data = write_data(tmp_path / "data.jsonl")
+    on_ranks(layout[0], whole_run, folder, data, out, arguments(layout, **changes))
+    return out
+
+
+def export_job(tmp_path: Path, name: str, *, step: int | None = None, form: str = "merged") -> Path:
+    """Publish a state of `run`'s run as an export job does, in one process; returns the published folder."""
+    config = ExportRun(run_dir=tmp_path / "run", output_dir=tmp_path / name, step=step, form=form)
+    config.output_dir.mkdir()
+    on_ranks(1, _exported, config)
+    return config.output_dir / "export"
+
+
+def _exported(config: ExportRun) -> None:
+    export(config, EventWriter(config.output_dir, rank=0))
+
+
+def largest_difference(published: Path) -> float:
+    """Load a published folder in transformers; returns how far its probes are from the training model's."""
+    contract = read_contract(published)
+    head = YesNoHead(yes=contract.answer_ids.yes, no=contract.answer_ids.no)
+    model = load_transformers(published, contract.head, dtype="float32", device="cpu")
+    return prove(PromptScorer(model, head), contract, dtype="float32")

@@ -14,10 +14,18 @@ from tests.megatron.runs import (
     model_folder,
     scores_and_steps,
 )
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+)
 
+from tevatron.core.errors import ConfigError
 from tevatron.core.nn.attention import ATTENTION, register
 from tevatron.core.nn.forward import score_packed
+from tevatron.trainer.program.backends.megatron.scoring import check_logits
 
 ONE: Layout = (1, 1, 1, 1)
 
@@ -93,6 +101,21 @@ def test_padded_rows_give_the_same_losses(folder, kind: str):
         assert other_norm == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [("llama", (2, 1, 1, 1)), ("qwen3", (4, 2, 1, 1)), ("qwen3_moe", (4, 1, 2, 2))],
+)
+def test_sharing_the_tokens_of_prompts_changes_nothing(folder, kind: str, layout: Layout):
+    """Two ranks hold each prompt; its last token, and with it the score, is on one of them."""
+    one = on_ranks(1, scores_and_steps, folder(kind), arguments(), 5)[0]
+    options = arguments(layout, megatron={"context_parallel_size": 2})
+    for scores, steps in on_ranks(layout[0], scores_and_steps, folder(kind), options, 5):
+        assert scores == pytest.approx(own_scores(folder(kind)), abs=1e-4)
+        for (loss, norm), (other_loss, other_norm) in zip(one[1], steps, strict=True):
+            assert other_loss == pytest.approx(loss, abs=1e-4)
+            assert other_norm == pytest.approx(norm, rel=1e-4)
+
+
 @pytest.mark.parametrize("granularity", ["full", "selective"])
 def test_recomputing_changes_nothing(folder, granularity: str):
     kept = on_ranks(2, scores_and_steps, folder("llama"), arguments((2, 2, 1, 1)), 2)[0]
@@ -133,3 +156,29 @@ def test_distillation_is_the_divergence_worked_out_by_hand(folder):
     options = arguments((2, 1, 1, 1), loss="listwise_kl", teacher_temp=2.0)
     answers = on_ranks(2, scores_and_steps, folder("llama"), options, 1, teacher=True)
     assert answers[0][1][0][0] == pytest.approx(total / 8, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
+def test_layers_that_only_transformer_engine_has_are_refused_by_name(folder, kind: str):
+    message = "this model's layers .*Gemma.* need Transformer Engine, which is not installed"
+    with pytest.raises(AssertionError, match=message):
+        on_ranks(1, scores_and_steps, folder(kind), arguments(), 0)
+
+
+def test_capped_attention_is_refused_where_prompts_are_packed():
+    config = Gemma2Config()
+    with pytest.raises(
+        ConfigError, match=r"'gemma2' caps its attention at .*=50.0, .* --no_packing"
+    ):
+        check_logits(config, packing=True)
+    check_logits(config, packing=False)
+    check_logits(Gemma3TextConfig(), packing=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [(GraniteConfig(logits_scaling=8.0), "logits_scaling"), (CohereConfig(), "logit_scale")],
+)
+def test_logits_that_are_scaled_are_refused(config, key: str):
+    with pytest.raises(ConfigError, match=f"scales its logits by {key}="):
+        check_logits(config, packing=True)

@@ -7,41 +7,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.megatron.ranks import on_ranks
-from tests.megatron.runs import Layout, arguments, losses, model_folder, whole_run, write_data
+from tests.megatron.runs import (
+    Layout,
+    arguments,
+    events,
+    export_job,
+    largest_difference,
+    losses,
+    run,
+)
 
-from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.core.contracts.megatron import MegatronArguments
-from tevatron.core.contracts.run import ExportRun, TrainRun
-from tevatron.core.nn.forward import YesNoHead
-from tevatron.core.nn.loading import load_model
-from tevatron.core.nn.probing import PromptScorer, prove
+from tevatron.core.contracts.run import TrainRun
 from tevatron.trainer.program.events import EventWriter
-from tevatron.trainer.program.export import export
 from tevatron.trainer.program.settings import RankEnvironment
-from tevatron.trainer.program.train import train_with, write_config
+from tevatron.trainer.program.train import train_with
 
 ATTENTION_AND_EXPERTS = ["attn", "moe_experts", "moe_shared"]
 """The paper's list; Qwen3's mixtures have no shared experts, so the last one is a warning."""
-
-
-def run(tmp_path: Path, kind: str, layout: Layout, **changes: object) -> Path:
-    """Train on this layout; returns the run folder."""
-    folder = tmp_path / kind
-    if not folder.is_dir():
-        model_folder(folder, kind)
-    out = tmp_path / "run"
-    out.mkdir(exist_ok=True)
-    data = write_data(tmp_path / "data.jsonl")
-    on_ranks(layout[0], whole_run, folder, data, out, arguments(layout, **changes))
-    return out
-
-
-def largest_difference(export: Path) -> float:
-    """Load a published folder in transformers; returns how far its probes are from the training model's."""
-    contract = read_contract(export)
-    head = YesNoHead(yes=contract.answer_ids.yes, no=contract.answer_ids.no)
-    model = load_model(export, contract.head, dtype="float32", device="cpu")
-    return prove(PromptScorer(model, head), contract, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +47,8 @@ def test_full_fine_tuning_is_published(tmp_path: Path, kind: str, layout: Layout
         ("llama", (1, 1, 1, 1), None),
         ("qwen3", (2, 2, 1, 1), ["attn", "mlp"]),
         ("llama", (2, 1, 2, 1), ["mlp"]),
+        ("qwen3_moe", (1, 1, 1, 1), ATTENTION_AND_EXPERTS),
+        ("qwen3_moe", (2, 1, 2, 1), ["moe_experts"]),
         ("qwen3_moe", (2, 2, 1, 1), ATTENTION_AND_EXPERTS),
         ("qwen3_moe", (2, 1, 1, 2), ATTENTION_AND_EXPERTS),
     ],
@@ -87,17 +72,20 @@ def test_adapters_are_merged_into_what_is_published(
     assert changed, "nothing was trained"
     # Embeddings, norms and routers are no targets.
     assert not [name for name in changed if "embed" in name or "norm" in name or ".gate." in name]
-    if groups == ATTENTION_AND_EXPERTS:
+    if "moe_experts" in (groups or []):
         assert any(".experts." in name for name in changed)
 
 
 def test_both_backends_train_alike(tmp_path: Path):
     """The same seed, data and budget give the same losses, by the Hugging Face Trainer and by Megatron."""
-    ours = losses(run(tmp_path, "qwen3", (1, 1, 1, 1)))
+    out = run(tmp_path, "qwen3", (1, 1, 1, 1))
+    ours = losses(out)
     other = tmp_path / "other"
     other.mkdir()
     on_ranks(1, hf_run, tmp_path / "qwen3", tmp_path / "data.jsonl", other)
     assert losses(other) == pytest.approx(ours, abs=1e-4)
+    norms = [[line["grad_norm"] for line in events(out, "metrics")] for out in (other, out)]
+    assert norms[0][0] == pytest.approx(norms[1][0], rel=1e-5)
 
 
 def hf_run(folder: Path, data: Path, out: Path) -> None:
@@ -141,26 +129,43 @@ def test_a_state_of_another_layout_is_refused(tmp_path: Path):
         run(tmp_path, "llama", (2, 2, 1, 1))
 
 
-def test_a_state_of_two_tensor_ranks_is_exported_by_one_process(tmp_path: Path):
-    out = run(tmp_path, "qwen3", (2, 2, 1, 1))
-    config = ExportRun(run_dir=out, output_dir=tmp_path / "other", step=3)
-    config.output_dir.mkdir()
-    on_ranks(1, exported, tmp_path, config)
-    assert largest_difference(config.output_dir / "export") < 1e-4
+@pytest.mark.parametrize(
+    ("kind", "layout", "changes"),
+    [
+        ("qwen3", (2, 2, 1, 1), {}),
+        ("qwen3_moe", (2, 1, 1, 2), {}),
+        ("qwen3_moe", (2, 1, 2, 1), {"use_lora": True}),
+        ("qwen3_moe", (2, 1, 1, 2), {"use_lora": True}),
+    ],
+)
+def test_a_state_of_any_layout_is_exported_by_one_process(
+    tmp_path: Path, kind: str, layout: Layout, changes: dict[str, object]
+):
+    out = run(tmp_path, kind, layout, learning_rate=1e-2, **changes)
+    assert largest_difference(export_job(tmp_path, "older", step=3)) < 1e-4
+    newest = export_job(tmp_path, "newest")
+    assert largest_difference(newest) < 1e-4
+    one, other = (load_file(folder / "model.safetensors") for folder in (out / "export", newest))
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-6)
 
 
-def exported(tmp_path: Path, config: ExportRun) -> None:
-    write_config(
-        TrainRun(
-            backend="megatron",
-            model_name_or_path=str(tmp_path / "qwen3"),
-            dataset_path=str(tmp_path / "data.jsonl"),
-            output_dir=config.run_dir,
-            base_model="base",
-            arguments=arguments((2, 2, 1, 1)),
-        )
+def test_checkpoints_are_published_on_the_way(tmp_path: Path):
+    """Each is proved like the last one, and is what an export job makes of that step's state."""
+    out = run(
+        tmp_path, "llama", (2, 2, 1, 1), max_steps=4, save_steps=2, megatron={"export_steps": 2}
     )
-    export(config, EventWriter(config.output_dir, rank=0))
+    published = out / "exports" / "step-2"
+    assert [path.name for path in (out / "exports").iterdir()] == ["step-2"]
+    assert largest_difference(published) < 1e-4
+    told = [line["message"] for line in events(out, "log")]
+    assert "step 2 is published as exports/step-2" in told
+    one = load_file(published / "model.safetensors")
+    other = load_file(export_job(tmp_path, "other", step=2) / "model.safetensors")
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-6)
+    last = load_file(out / "export" / "model.safetensors")
+    assert any(not torch.equal(last[name], weight) for name, weight in one.items())
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,16 @@ def test_a_target_that_matches_nothing_is_refused_by_name(
 ):
     with pytest.raises(AssertionError, match=message):
         run(tmp_path, "llama", (1, 1, 1, 1), use_lora=True, **changes)
+
+
+def test_adapters_on_routers_are_refused_where_their_tokens_are_divided(tmp_path: Path):
+    with pytest.raises(AssertionError, match="on the routers needs tensor_model_parallel_size 1"):
+        run(tmp_path, "qwen3_moe", (2, 2, 1, 1), use_lora=True, lora_target_groups=["moe_router"])
+
+
+def test_padded_prompts_cannot_be_shared(tmp_path: Path):
+    with pytest.raises(AssertionError, match="context_parallel_size 2 needs packed prompts"):
+        run(tmp_path, "llama", (2, 1, 1, 1), packing=False, megatron={"context_parallel_size": 2})
 
 
 def test_a_layout_that_does_not_fit_is_refused_before_anything_loads(tmp_path: Path):

@@ -13,6 +13,7 @@ from tests.support.tiny_tokenizer import LightTokenizer
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
 from tevatron.core.prompts import Renderer, get_template
+from tevatron.scorer.engines.base import EngineInfo
 from tevatron.scorer.engines.fake import FakeEngine
 from tevatron.scorer.served import Served
 from tevatron.scorer.server import create_app
@@ -80,3 +81,52 @@ def _wait_until_ready(url):
             pass
         time.sleep(0.02)
     raise AssertionError(f"{url} was not ready within 60 s")
+
+
+class GatedEngine:
+    """Waits before each pass until the test lets it go on."""
+
+    def __init__(self, result=None, max_batch_tokens=2048):
+        self.max_batch_tokens = max_batch_tokens
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.passes = []
+        self.result = result
+
+    def score(self, token_ids):
+        self.entered.set()
+        assert self.gate.wait(20)
+        self.passes.append([len(ids) for ids in token_ids])
+        if isinstance(self.result, Exception):
+            raise self.result
+        return [1.0 if self.result is None else self.result for _ in token_ids]
+
+    def info(self):
+        return EngineInfo(dtype="float32", device="cpu", max_batch_tokens=self.max_batch_tokens)
+
+
+def run_against_app(test, *, engine=None, options=None, **changes):
+    """Run an async test against the app, lifespan included."""
+
+    async def inner():
+        what = served(engine, **changes)
+        async with running_app(lambda: what, options) as client:
+            await test(client, what)
+
+    asyncio.run(inner())
+
+
+def candidates(*texts, query="q"):
+    return [
+        {"query_id": "1", "docid": f"d{place}", "query": query, "text": text}
+        for place, text in enumerate(texts)
+    ]
+
+
+def problem(response, status, code):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert (document["status"], document["code"]) == (status, code)
+    assert document["type"] == f"urn:tevatron:problem:{code}"
+    return document["detail"]

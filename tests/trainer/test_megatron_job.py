@@ -152,7 +152,8 @@ def test_a_killed_rank_costs_an_attempt_and_no_saved_step(worker: Worker, tmp_pa
     assert (job.state, job.attempt, job.message) == (JobState.SUCCEEDED, 2, None)
     again = worker.steps(job_id, 2)
     assert again == list(range(again[0], 15))
-    assert again[0] >= 5
+    # The state of step 4 was begun, and that of step 2 is whole since then.
+    assert again[0] >= 3
     with worker.sessions() as session:
         [checkpoint] = session.scalars(select(Checkpoint))
     assert read_contract(worker.settings.data / checkpoint.path) is not None

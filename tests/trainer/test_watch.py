@@ -17,7 +17,7 @@ from tevatron.core.worker.runner import AttemptLostError, JobContext, Stopped, S
 from tevatron.trainer import watch as watch_module
 from tevatron.trainer.launchers import Exit
 from tevatron.trainer.run_folder import RunFolder
-from tevatron.trainer.watch import EventTail, watch
+from tevatron.trainer.watch import EventTail, catch_up, watch
 
 GOOD = Exit(status=0, killed=False, message="rank 0 ended with status 0")
 BAD = Exit(status=1, killed=False, message="rank 0 ended with status 1; the log ends:\nTraceback")
@@ -114,7 +114,9 @@ class Bench:
         return write
 
     def watch(self, attempt: Attempt) -> None:
-        watch(cast(JobContext, self.ctx), attempt, EventTail(self.run.events), run=self.run)
+        tail = EventTail(self.run.events)
+        catch_up(cast(JobContext, self.ctx), tail)
+        watch(cast(JobContext, self.ctx), attempt, tail, run=self.run)
 
 
 @pytest.fixture
@@ -156,6 +158,16 @@ def test_events_of_an_earlier_attempt_count_for_nothing(bench: Bench) -> None:
     with pytest.raises(JobError, match="ended without a word: rank 0 ended with status 0"):
         bench.watch(Attempt([]))
     assert bench.ctx.stored == []
+
+
+def test_numbers_that_a_killed_watcher_left_are_stored_once_by_the_next(bench: Bench) -> None:
+    bench.says(event("metrics", step=1), event("metrics", step=2))()
+    with pytest.raises(AttemptLostError):
+        bench.watch(Attempt([], ended=KILLED))
+    # The ranks go on for a moment after their watcher is dead.
+    bench.says(event("metrics", step=3), event("phase", phase="saving"), EXPORTED, '{"time": ')()
+    bench.watch(Attempt([bench.says(event("metrics", step=3), EXPORTED)]))
+    assert bench.ctx.stored == [("metrics", 1), ("metrics", 2), ("metrics", 3), ("metrics", 3)]
 
 
 def test_a_half_line_of_a_killed_attempt_hides_nothing_of_the_next(bench: Bench) -> None:

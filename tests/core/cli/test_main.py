@@ -37,10 +37,12 @@ def test_help_imports_nothing_heavy():
         ["logs", "job_1"],
         ["cancel", "job_1"],
         ["results"],
+        ["results", "a", "b"],
         ["models", "list"],
         ["datasets", "list"],
         ["checkpoints", "list"],
-        ["submit", "eval", "--dataset", "d"],
+        ["submit", "eval", "--dataset", "d", "--benchmark", "beir15/scifact"],
+        ["submit", "annotate", "--dataset", "d", "--checkpoint", "c", "--max-negatives", "3"],
     ],
 )
 def test_command_without_a_stack_is_one_line_and_status_1(words):
@@ -49,6 +51,12 @@ def test_command_without_a_stack_is_one_line_and_status_1(words):
     assert done.stdout == ""
     assert done.stderr.startswith("tevatron: no API found: TEVATRON_URL is not set")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_results_take_two_evaluations_or_none():
+    done = tevatron("results", "a", "b", "c")
+    assert done.returncode != 0
+    assert "expected two evaluations and no --job or --dataset, got 3: a b c" in done.stderr
 
 
 def test_keys_without_a_database_say_so():

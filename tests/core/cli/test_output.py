@@ -2,8 +2,14 @@
 
 from datetime import UTC, datetime
 
-from tevatron.core.cli.output import in_order, outcome, print_evaluations, print_jobs
-from tevatron.core.contracts.resources import EvaluationResource, JobResource
+from tevatron.core.cli.output import (
+    in_order,
+    outcome,
+    print_comparison,
+    print_evaluations,
+    print_jobs,
+)
+from tevatron.core.contracts.resources import EvaluationComparison, EvaluationResource, JobResource
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -86,6 +92,29 @@ def test_the_delta_is_to_the_list_that_was_reranked_not_to_another_evaluation(ca
     reranked = evaluation(first_stage=first, rerank={}, name="x")
     print_evaluations([reranked, evaluation()], names={}, metrics=["ndcg@10"])
     assert lines(capsys.readouterr().out)[-1] == "x       0.5000 (-0.2500)"
+
+
+def test_two_evaluations_side_by_side(capsys):
+    entry = {"metric": "ndcg@10", "value": 0.625, "baseline": 0.5, "delta": 0.125}
+    found = EvaluationComparison.model_validate(
+        {
+            "evaluation": evaluation(name="ours"),
+            "baseline": evaluation(),
+            "metrics": [
+                {**entry, "metric": "recall@10", "num_won": 0, "num_lost": 1, "num_same": 2},
+                {**entry, "num_won": 20, "num_lost": 3, "num_same": 7},
+            ],
+        }
+    )
+    print_comparison(found, names={"ds_1": "sample"})
+    assert lines(capsys.readouterr().out) == [
+        "sample (test, 30 queries): ours against bm25",
+        "metric     bm25    ours    change   won  lost  same",
+        "ndcg@10    0.5000  0.6250  +0.1250  20   3     7",
+        "recall@10  0.5000  0.6250  +0.1250  0    1     2",
+    ]
+    print_comparison(found, names={}, metrics=["recall@10"])
+    assert len(lines(capsys.readouterr().out)) == 3
 
 
 def test_metrics_stand_in_one_order_whatever_postgres_gives():

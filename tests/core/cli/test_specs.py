@@ -13,7 +13,7 @@ from tevatron.core.cli.specs import (
     train_arguments,
     train_flags,
 )
-from tevatron.core.contracts.jobs import EvalJob, From, JobKind, TrainJob
+from tevatron.core.contracts.jobs import AnnotateJob, EvalJob, From, JobKind, TrainJob
 from tevatron.core.errors import ConfigError, FormatError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -99,6 +99,8 @@ def test_run_file_resolves_its_paths_and_references(tmp_path):
         "jobs:\n"
         "  fit: {kind: train, model: base, dataset: train}\n"
         "  test: {kind: eval, dataset: scifact, rerank: {checkpoint: {from: fit}}}\n"
+        "  teach: {kind: annotate, dataset: train, teacher: {checkpoint: {from: fit}}, limit: 5}\n"
+        "  refit: {kind: train, model: base, dataset: {from: teach}}\n"
     )
     content = read_run_file(file)
     assert content.models[0].path == str(tmp_path / "models" / "base")
@@ -107,6 +109,11 @@ def test_run_file_resolves_its_paths_and_references(tmp_path):
     assert isinstance(test, EvalJob)
     assert test.rerank is not None
     assert test.rerank.checkpoint == From(source="fit")
+    teach, refit = content.jobs.jobs["teach"], content.jobs.jobs["refit"]
+    assert isinstance(teach, AnnotateJob)
+    assert (teach.teacher.checkpoint, teach.limit) == (From(source="fit"), 5)
+    assert isinstance(refit, TrainJob)
+    assert refit.dataset == From(source="teach")
 
 
 def test_run_file_with_an_unknown_key_names_it(tmp_path):
@@ -142,7 +149,10 @@ def test_fault_of_the_whole_does_not_repeat_what_was_given():
 @pytest.mark.parametrize(
     ("job", "told"),
     [
-        ("{kind: evl}", "jobs.a: 'kind' is one of 'train', 'export', 'eval', got 'evl'"),
+        (
+            "{kind: evl}",
+            "jobs.a: 'kind' is one of 'train', 'export', 'eval', 'annotate', got 'evl'",
+        ),
         ("{kind: eval}", "jobs.a.dataset: is required"),
         ("{kind: eval, dataset: d, splt: x}", "jobs.a.splt: there is no such field"),
         (

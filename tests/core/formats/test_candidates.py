@@ -4,7 +4,8 @@ import json
 import pytest
 
 from tevatron.core.errors import FormatError
-from tevatron.core.formats.candidates import read_candidates, read_run
+from tevatron.core.formats.candidates import check_run, read_candidates, read_run
+from tevatron.core.formats.ranklist import RunSize
 from tevatron.core.formats.rerank import RerankRow, write_rerank
 
 OLD = [
@@ -63,6 +64,13 @@ def test_the_references_rerank_input_ranks_too(tmp_path):
     write_rerank(tmp_path / "rerank.jsonl", rows)
     assert list(read_candidates(tmp_path / "rerank.jsonl")) == rows
     assert read_run(tmp_path / "rerank.jsonl") == {"q": {"a": 1.0, "b": 2.0}}
+
+
+def test_the_size_of_any_run(tmp_path):
+    assert check_run(_write(tmp_path, json.dumps(NEW))) == RunSize(1, 3)
+    assert check_run(_write(tmp_path, "q a 2\nq b 1\np c 1\n")) == RunSize(2, 3)
+    with pytest.raises(FormatError, match="document 'a' is given twice"):
+        check_run(_write(tmp_path, "q a 2\nq a 1\n"))
 
 
 def test_columns_are_a_run(tmp_path):

@@ -131,7 +131,7 @@ def test_lines_before_bytes_that_are_not_utf8_are_there(tmp_path):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_lines_across_many_chunks_are_whole(tmp_path, monkeypatch, pack):
-    monkeypatch.setattr(files, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 7)
     lines = ["x" * n for n in range(1, 40)]
     path = _write(tmp_path / "a", pack("\n".join(lines).encode()))
     assert list(read_lines(path)) == [Line(n, text) for n, text in enumerate(lines, start=1)]

@@ -7,7 +7,7 @@ from sqlalchemy import text
 from tests.core.store.test_claims import cancel, claim, do, end_lease
 from tests.support.store import eval_job, job, publish_checkpoint, states, submit, train_job
 
-from tevatron.core.contracts.jobs import ExportJob, FailReason, JobKind
+from tevatron.core.contracts.jobs import AnnotateJob, ExportJob, FailReason, JobKind
 from tevatron.core.store.claims import fail, succeed
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.outbox import due_jobs, mark_published, reap, settle_waiting
@@ -185,3 +185,37 @@ def test_a_waiting_job_that_this_build_cannot_read_fails_and_holds_up_no_other(s
     assert (failed.state, failed.reason) == ("failed", FailReason.CONFIG_ERROR)
     assert "cannot read the job's spec" in failed.message
     assert job(sessions, direct).state == "queued"
+
+
+def test_a_job_that_trains_on_an_annotation_waits_for_its_dataset(sessions):
+    teach, tune = submit(
+        sessions,
+        teach=AnnotateJob.model_validate(
+            {"dataset": "train", "teacher": {"model": "base", "prompt_template": "tevatron"}}
+        ),
+        tune=train_job(dataset={"from": "teach"}),
+    )
+    assert states(sessions, tune) == ["waiting"]
+    held = claim(sessions, JobKind.ANNOTATE)
+    assert held.job_id == teach
+    with sessions.begin() as session:
+        succeed(session, held, {"dataset_id": "ds_1"})
+    assert do(sessions, settle_waiting) == [tune]
+    assert job(sessions, tune).resolved["dataset"] == "ds_1"
+    assert states(sessions, tune) == ["waiting", "queued"]
+
+
+def test_a_teacher_may_be_a_checkpoint_of_the_same_submission(sessions):
+    first, teach = submit(
+        sessions,
+        first=train_job(),
+        teach=AnnotateJob.model_validate(
+            {"dataset": "train", "teacher": {"checkpoint": {"from": "first"}}}
+        ),
+    )
+    held = claim(sessions)
+    assert held.job_id == first
+    succeed_with_checkpoint(sessions, held)
+    do(sessions, settle_waiting)
+    checkpoint = job(sessions, teach).resolved["teacher"]["checkpoint"]
+    assert checkpoint.startswith("ckpt_")

@@ -281,11 +281,9 @@ def test_a_host_serves_as_many_as_it_has_places(settings, sessions, folder, tmp_
     ids = [_want(sessions, folder) for _ in range(3)]
     with _host(settings, tmp_path / "log", scorer_slots=2) as host:
         wait_for(lambda: len(_children(host.pid)) == 2, what="two servers")
-        assert [_row(sessions, scorer_id).state for scorer_id in ids] == [
-            "starting",
-            "starting",
-            "wanted",
-        ]
+        first, second, third = (_row(sessions, scorer_id).state for scorer_id in ids)
+        assert {first, second} <= {"starting", "ready"}
+        assert third == "wanted"
         with sessions.begin() as session:
             release_scorer(session, ids[0])
         _wait_state(sessions, ids[0], "stopped", timeout_s=30)

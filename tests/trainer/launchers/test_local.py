@@ -151,10 +151,10 @@ def test_clear_ends_an_earlier_attempt(start: Start, tmp_path: Path) -> None:
 def test_ranks_get_no_secrets_and_only_the_devices_of_the_worker(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEVATRON_DATABASE_URL", "postgresql+psycopg://user:secret@host/db")
-    monkeypatch.setenv("PGPASSWORD", "secret")
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("TEVATRON_DATABASE_URL", "postgresql+psycopg://user:canary@host/db")
+    monkeypatch.setenv("PGPASSWORD", "canary")
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     handle, launch = start(num_processes=64, at_step={"1": "hang"}, steps=1)
     wait_until(lambda: processes_with_marker(launch.marker) != [])
@@ -166,7 +166,7 @@ def test_ranks_get_no_secrets_and_only_the_devices_of_the_worker(
     )
     handle.end(grace_s=0)
     assert [name for name in environment if name.startswith("TEVATRON_")] == ["TEVATRON_ATTEMPT"]
-    assert not [name for name, text in environment.items() if "secret" in text]
+    assert not [name for name, text in environment.items() if "canary" in text]
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment["OMP_NUM_THREADS"] == "1"
 

@@ -74,6 +74,19 @@ def test_the_adapter_alone(lora_run, llama, tmp_path):
         assert score == pytest.approx(probe.score, abs=1e-3)
 
 
+def test_a_run_that_publishes_its_adapter_alone(llama, dataset, lora_run, tmp_path):
+    run_training(make_run(llama, dataset, tmp_path, export_form="adapter", **LORA))
+    published = tmp_path / "export"
+    assert not (published / "model.safetensors").exists()
+    export = tmp_path / "job"
+    export.mkdir()
+    assert run_export(export, lora_run, form="adapter") == 0
+    one = load_file(published / "adapter_model.safetensors")
+    two = load_file(export / "export" / "adapter_model.safetensors")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_a_step_that_is_gone_is_an_error_with_those_there(lora_run, tmp_path):
     assert run_export(tmp_path, lora_run, step=3) == 1
     (failed,) = of_type(read_events(tmp_path), "failed")

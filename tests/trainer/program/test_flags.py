@@ -91,6 +91,11 @@ def test_dead_flags_warn_and_say_what_to_use(words, advice):
         (["--eval_strategy", "steps"], r"--eval_strategy is not honoured by the hf backend"),
         (["--tensor_model_parallel_size", "2"], r"--tensor_model_parallel_size 2 is not honoured"),
         (["--moe_z_loss_coeff", "1"], r"--moe_z_loss_coeff is a flag of the megatron backend"),
+        (["--export_steps", "5"], r"--export_steps is a flag of the megatron backend"),
+        (
+            ["--export_form", "adapter"],
+            r"command line: .*export_form 'adapter' needs use_lora and head 'yes_no', got use_lora False",
+        ),
         (
             ["--dataset_name", "Tevatron/msmarco"],
             r"--dataset_name Tevatron/msmarco is not honoured.*json",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.trainer.program.training import of_type, read_events
 
 from tevatron.trainer.program.main import main
@@ -29,6 +30,33 @@ def test_help_names_every_flag_with_default_and_meaning(capsys):
     told = capsys.readouterr().out
     assert "--dataset_path\n      Training JSONL, plain, gz or zst." in told
     assert "--train_group_size  (default: 8)\n      Passages a query" in told
+
+
+def test_help_is_of_the_driver_that_was_asked(capsys):
+    main(["--help"])
+    told = capsys.readouterr().out
+    assert told.startswith("usage: python -m tevatron.reranker.driver.train --model_name_or_path")
+    assert "tensor_model_parallel_size" not in told
+    assert "--fsdp" in told
+    driver = "tevatron.megatron.driver.distill_train"
+    main(["--help"], driver=driver, backend="megatron", defaults={"loss": "listwise_kl"})
+    told = capsys.readouterr().out
+    assert told.startswith(f"usage: torchrun -m {driver} --model_name_or_path")
+    assert "--tensor_model_parallel_size  (default: 1)\n      Ranks that share" in told
+    assert "--loss  (default: listwise_kl)" in told
+    assert "--fsdp" not in told
+
+
+@pytest.mark.parametrize("driver", ["reranker.driver.train", "megatron.driver.distill_train"])
+def test_a_drivers_help_names_itself(driver):
+    done = subprocess.run(
+        [sys.executable, "-m", f"tevatron.{driver}", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"-m tevatron.{driver} CONFIG.json" in done.stdout
 
 
 def test_an_error_is_an_event_and_an_exit_code(llama, tmp_path, capsys):

@@ -89,7 +89,7 @@ def _refusals(what: str) -> Iterator[None]:
     """Turn whatever the hub, the network or the disk says into one sentence; no progress bars into a log."""
     # With the library alone.
     import httpx
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()

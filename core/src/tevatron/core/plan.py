@@ -76,7 +76,7 @@ def memory(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> Memo
     # With fp32 weights the masters are the weights themselves.
     state = 8 if size == 4 else 12
     optimizer = state * (
-        trained_dense / (layout.data if sharded else 1)
+        trained_dense / (layout.data * layout.context if sharded else 1)
         + trained_experts / (layout.expert_data if sharded else 1)
     )
     adapters = trained_dense + trained_experts if arguments.use_lora else 0
@@ -137,13 +137,15 @@ def _lora(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> tuple
     if "attn" in chosen:
         dense += (shape.hidden + query + 2 * keys) + (query + shape.hidden)
     if "mlp" in chosen and not shape.num_experts:
-        dense += 3 * (shape.hidden + shape.ffn)
+        dense += 2 * shape.hidden + 3 * shape.ffn
     if "moe_shared" in chosen:
-        dense += 3 * (shape.hidden + shape.shared_ffn) if shape.shared_ffn else 0
+        dense += 2 * shape.hidden + 3 * shape.shared_ffn if shape.shared_ffn else 0
     if "moe_router" in chosen:
         dense += shape.hidden + shape.num_experts
-    experts = 3 * (shape.hidden + shape.ffn) if "moe_experts" in chosen else 0
-    if arguments.megatron.lora_expert_adapters == "per_expert":
+    # Gate and up are one matrix, as queries, keys and values are, with one pair.
+    experts = 2 * shape.hidden + 3 * shape.ffn if "moe_experts" in chosen else 0
+    own = arguments.megatron
+    if own.lora_expert_adapters == "per_expert" or not own.moe_grouped_gemm:
         experts *= shape.num_experts // layout.expert
     rank = arguments.lora_r
     return rank * layers * dense / layout.tensor, float(rank * layers * experts)
@@ -152,7 +154,7 @@ def _lora(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> tuple
 def _activations(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> float:
     """Return the numbers kept for the backward pass, of as many passes as a stage has in flight."""
     own = arguments.megatron
-    tokens = tokens_per_pass(arguments)
+    tokens = tokens_per_pass(arguments) / layout.context
     layers = shape.num_layers / layout.pipeline
     is_cut = own.sequence_parallel or shape.num_experts > 0
     shared = layout.tensor if is_cut else 1

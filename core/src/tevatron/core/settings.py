@@ -60,7 +60,7 @@ class Settings(BaseModel):
     stop_grace_s: float = 60.0
     """How long a shutdown or a lost lease waits for the training state to be saved."""
     poll_s: float = 1.0
-    """How often a worker looks for a cancel request, and the dispatcher and reaper for work."""
+    """How often a worker looks for a cancel request; dispatcher and reaper, which are told of new work, look at every fifth."""
     republish_s: float = 15.0
     """Age after which a queued job's wake-up is published again."""
     max_attempts: int = 5

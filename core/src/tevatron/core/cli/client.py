@@ -22,6 +22,7 @@ from tevatron.core.contracts.resources import (
     CheckpointResource,
     DatasetRequest,
     DatasetResource,
+    EvaluationComparison,
     EvaluationResource,
     EvaluationValue,
     JobResource,
@@ -227,6 +228,17 @@ class Client:
         """Return the evaluations, newest first."""
         found = self._list("/v1/evaluations", EvaluationResource)
         return [entry for entry in found if job_id is None or entry.job_id == job_id]
+
+    def evaluation(self, ref: str) -> EvaluationResource:
+        """Return an evaluation, by id or name."""
+        return EvaluationResource.model_validate(self._send("GET", f"/v1/evaluations/{ref}"))
+
+    def comparison(self, ref: str, *, baseline: str) -> EvaluationComparison:
+        """Return how an evaluation differs from another one with the same judgments."""
+        path = f"/v1/evaluations/{ref}/comparison"
+        return EvaluationComparison.model_validate(
+            self._send("GET", path, params={"baseline": baseline})
+        )
 
     def evaluation_values(self, evaluation_id: str) -> list[EvaluationValue]:
         """Return each query's values of an evaluation."""

@@ -106,6 +106,13 @@ def cancel(
 
 
 def results(
+    evaluations: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BASELINE EVALUATION]",
+            help="Compare these two alone, by id or name, query by query.",
+        ),
+    ] = None,
     job: Annotated[str | None, typer.Option(help="Only of this job.")] = None,
     dataset: Annotated[
         str | None, typer.Option(help="Only on this dataset, by name or id.")
@@ -117,8 +124,15 @@ def results(
 ) -> None:
     """Compare evaluations. Systems against metrics, with the change from what each reranked."""
     from tevatron.core.cli import output  # rich is heavy
-    from tevatron.core.errors import NotFoundError, unknown_name
+    from tevatron.core.errors import ConfigError, NotFoundError, unknown_name
 
+    if evaluations:
+        if len(evaluations) != 2 or job or dataset:
+            raise ConfigError(
+                f"expected two evaluations and no --job or --dataset, got {len(evaluations)}: {' '.join(evaluations)}"
+            )
+        _compare_two(*evaluations, metrics=metric, json=json)
+        return
     with connect() as client:
         found = client.evaluations(job_id=job)
         names = registered_names(client)
@@ -139,6 +153,23 @@ def results(
         typer.echo("no evaluations", err=True)
     else:
         output.print_evaluations(found, names=names, metrics=metric)
+
+
+def _compare_two(baseline: str, evaluation: str, *, metrics: list[str] | None, json: bool) -> None:
+    from tevatron.core.cli import output  # rich is heavy
+    from tevatron.core.errors import NotFoundError, unknown_name
+
+    with connect() as client:
+        found = client.comparison(evaluation, baseline=baseline)
+        names = {} if json else registered_names(client)
+    known = [entry.metric for entry in found.metrics]
+    for name in metrics or []:
+        if name not in known:
+            raise NotFoundError(unknown_name("metric", name, known))
+    if json:
+        output.print_json(found.model_dump(mode="json"))
+    else:
+        output.print_comparison(found, names=names, metrics=metrics)
 
 
 def registered_names(client: Client) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tevatron.core.contracts.jobs import JobState
-from tevatron.core.contracts.resources import EvaluationResource, JobResource
+from tevatron.core.contracts.resources import EvaluationComparison, EvaluationResource, JobResource
 
 STATE_STYLES = {
     JobState.SUCCEEDED: "green",
@@ -25,7 +25,17 @@ STATE_STYLES = {
     JobState.STARTING: "cyan",
 }
 
-METRIC_KINDS = ("ndcg", "map", "mrr", "recall", "precision")
+METRIC_KINDS = (
+    "ndcg",
+    "map",
+    "mrr",
+    "recall",
+    "capped_recall",
+    "precision",
+    "success",
+    "rprec",
+    "judged",
+)
 
 Printed = TypeVar("Printed", bound=BaseModel)
 
@@ -102,7 +112,7 @@ def outcome(job: JobResource) -> str:
             for name in in_order(metrics)[:2]
             if isinstance(value := metrics[name], float)
         )
-    return str(job.result.get("checkpoint_id", ""))
+    return str(job.result.get("checkpoint_id") or job.result.get("dataset_id") or "")
 
 
 def _took(job: JobResource) -> str:
@@ -140,6 +150,34 @@ def print_evaluations(
             cells = [_cell(name, entry, base) for name in shown]
             _add(made, system_name(entry, names=names), *cells)
         print_table(made)
+
+
+def print_comparison(
+    found: EvaluationComparison, *, names: Mapping[str, str], metrics: Sequence[str] | None = None
+) -> None:
+    """Write an evaluation against another one: means, the change, and the queries won and lost."""
+    by_metric = {entry.metric: entry for entry in found.metrics}
+    first, second = (
+        system_name(entry, names=names) for entry in (found.baseline, found.evaluation)
+    )
+    typer.echo(
+        f"{names.get(found.evaluation.dataset_id, found.evaluation.dataset_id)} ({found.evaluation.split}, "
+        f"{found.evaluation.num_queries} queries): {second} against {first}"
+    )
+    made = table("metric", first, second, "change", "won", "lost", "same")
+    for name in metrics or in_order(by_metric):
+        entry = by_metric[name]
+        _add(
+            made,
+            name,
+            f"{entry.baseline:.4f}",
+            f"{entry.value:.4f}",
+            f"{entry.delta:+.4f}",
+            str(entry.num_won),
+            str(entry.num_lost),
+            str(entry.num_same),
+        )
+    print_table(made)
 
 
 def system_name(entry: EvaluationResource, *, names: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Commands that submit jobs: `submit train|export|eval` and `run`."""
+"""Commands that submit jobs: `submit train|export|eval|annotate` and `run`."""
 
 from __future__ import annotations
 
@@ -114,6 +114,9 @@ def submit_eval(  # noqa: PLR0913  a command's options
         str | None, typer.Option(help="Dataset of kind beir, by name or id.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Which qrels.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(help="Data set of a benchmark whose rules hold: beir15/scifact.")
+    ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Rerank with this checkpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="Rerank with this registered model.")] = None,
     prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
@@ -134,6 +137,9 @@ def submit_eval(  # noqa: PLR0913  a command's options
     from tevatron.core.contracts.jobs import JobKind
 
     given: dict[str, JsonValue] = {"dataset": dataset, "split": split, "name": name}
+    if benchmark is not None:
+        of, _, one = benchmark.partition("/")
+        given["benchmark"] = {"name": of, "dataset": one}
     if metric:
         given["metrics"] = list(metric)
     if ranklist is not None:
@@ -149,6 +155,50 @@ def submit_eval(  # noqa: PLR0913  a command's options
     if rerank:
         given["rerank"] = rerank
     _submit(specs.merge_spec(JobKind.EVAL, file, given), follow=follow, json=json)
+
+
+@app.command("annotate")
+def submit_annotate(  # noqa: PLR0913  a command's options
+    file: File = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Dataset of kind training, by name or id.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="The teacher: a checkpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="The teacher: a registered model.")] = None,
+    scorer: Annotated[
+        list[str] | None, typer.Option(help="The teacher: a scorer that is there; several times.")
+    ] = None,
+    prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
+    max_negatives: Annotated[
+        int | None, typer.Option(help="Negatives of a row that are scored.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Rows from the beginning.")] = None,
+    name: Name = None,
+    follow: Follow = False,
+    json: Json = False,
+) -> None:
+    """Score a training set with a teacher, and register the result as another training set."""
+    from tevatron.core.cli import specs  # yaml and pydantic are heavy
+    from tevatron.core.contracts.jobs import JobKind
+
+    given: dict[str, JsonValue] = {
+        "dataset": dataset,
+        "max_negatives": max_negatives,
+        "limit": limit,
+        "name": name,
+    }
+    teacher: dict[str, JsonValue] = {
+        "checkpoint": checkpoint,
+        "model": model,
+        "scorers": list(scorer) if scorer else None,
+        "prompt_template": prompt_template,
+        "max_length": max_length,
+    }
+    teacher = {key: value for key, value in teacher.items() if value is not None}
+    if teacher:
+        given["teacher"] = teacher
+    _submit(specs.merge_spec(JobKind.ANNOTATE, file, given), follow=follow, json=json)
 
 
 def run(

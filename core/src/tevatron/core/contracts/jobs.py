@@ -16,6 +16,10 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 """The id or the name of something registered."""
 
 
+METRIC_PATTERN = (
+    r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
+)
+"""Metrics that an evaluation may have; the evaluator's registry of them is the same."""
 EngineName = Literal["hf", "vllm"]
 """Engines that scorer hosts may have."""
 
@@ -23,7 +27,8 @@ EngineName = Literal["hf", "vllm"]
 class Spec(BaseModel):
     """Base of everything that a user sends: unknown fields are refused, and "8" is no number.
 
-    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`.
+    Whoever reads a command line or YAML (where 1e-5 is text) validates with `strict=False`. A field that holds an enum
+    says `Field(strict=False)` itself: JSON has its value only.
     """
 
     model_config = ConfigDict(
@@ -44,6 +49,7 @@ class JobKind(StrEnum):
     TRAIN = "train"
     EXPORT = "export"
     EVAL = "eval"
+    ANNOTATE = "annotate"
 
 
 class JobState(StrEnum):
@@ -103,8 +109,8 @@ class TrainJob(Spec):
     """Name of the job; the checkpoint takes it too."""
     model: Ref
     """Base model: a registered model's id or name."""
-    dataset: Ref
-    """Training data: a registered dataset of kind `training`."""
+    dataset: Ref | From
+    """Training data: a registered dataset of kind `training`, or the annotate job of this submission that makes it."""
     backend: Literal["hf", "megatron"] = "hf"
     num_processes: int = Field(default=1, ge=1, le=64)
     """Ranks on the worker's machine."""
@@ -145,8 +151,8 @@ class RankList(Spec):
     """Candidates a query that are kept."""
 
 
-class Rerank(Spec):
-    """Rerank the candidates with a scorer: exactly one of checkpoint, model and scorers."""
+class ScoredBy(Spec):
+    """What scores pairs: exactly one of checkpoint, model and scorers."""
 
     checkpoint: Ref | From | None = None
     """A checkpoint, or the train or export job of this submission that publishes it."""
@@ -162,8 +168,22 @@ class Rerank(Spec):
     """Template of a model without a contract."""
     max_length: int | None = Field(default=None, ge=16, le=131072)
     """Longest prompt of a model without a contract."""
+
+
+class Rerank(ScoredBy):
+    """Rerank the candidates with a scorer."""
+
     depth: int = Field(default=100, ge=1, le=10000)
     """Candidates a query that are reranked; the others keep their order below them."""
+
+
+class BenchmarkSet(Spec):
+    """A data set of a benchmark, as the evaluator's registry has them."""
+
+    name: Name
+    """Benchmark, such as `beir15`."""
+    dataset: Name
+    """Data set, such as `scifact`."""
 
 
 class EvalJob(Spec):
@@ -176,20 +196,41 @@ class EvalJob(Spec):
     """A registered dataset of kind `beir`."""
     split: Name = "test"
     """Which qrels of the dataset."""
+    benchmark: BenchmarkSet | None = None
+    """Whose rules hold: its split in place of the one above, its counts, the grade from which a document is relevant, and
+    which documents are dropped from the first stage."""
     first_stage: Annotated[Bm25 | RankList, Field(discriminator="kind")] = Field(
         default_factory=Bm25
     )
     rerank: Rerank | None = None
-    metrics: list[
-        Annotated[str, Field(pattern=r"^(ndcg|recall|map|mrr|precision)@[1-9][0-9]{0,4}$")]
-    ] = Field(
+    metrics: list[Annotated[str, Field(pattern=METRIC_PATTERN)]] = Field(
         default_factory=lambda: ["ndcg@10", "recall@10", "recall@100", "map@100", "mrr@10"],
         min_length=1,
         max_length=50,
     )
 
 
-JobSpec = Annotated[TrainJob | ExportJob | EvalJob, Field(discriminator="kind")]
+class AnnotateJob(Spec):
+    """Score a training set's passages with a teacher, and register the result as another training set."""
+
+    kind: Literal[JobKind.ANNOTATE] = JobKind.ANNOTATE
+    version: Literal[1] = 1
+    name: Name | None = None
+    """Name of the job; the new dataset takes it too where it is free."""
+    dataset: Ref
+    """A registered dataset of kind `training`."""
+    teacher: ScoredBy
+    max_negatives: int = Field(default=15, ge=0, le=10000)
+    """Negatives of a row that are scored; all positives are."""
+    shuffle_negatives: bool = False
+    """Draw the negatives in place of taking the first ones."""
+    seed: int = 42
+    limit: int | None = Field(default=None, ge=1)
+    """Rows from the beginning; all when unset."""
+
+
+AnyJob = TrainJob | ExportJob | EvalJob | AnnotateJob
+JobSpec = Annotated[AnyJob, Field(discriminator="kind")]
 
 
 class JobGroup(Spec):
@@ -244,12 +285,15 @@ class JobEvent(BaseModel):
         return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
 
 
-def job_sources(spec: TrainJob | ExportJob | EvalJob) -> set[str]:
+def job_sources(spec: AnyJob) -> set[str]:
     """Return the names of the jobs whose output `spec` uses."""
-    if isinstance(spec, ExportJob):
-        refs = [spec.train]
-    elif isinstance(spec, EvalJob) and spec.rerank is not None:
-        refs = [spec.rerank.checkpoint] if spec.rerank.checkpoint is not None else []
+    ref: str | From | None
+    if isinstance(spec, TrainJob):
+        ref = spec.dataset
+    elif isinstance(spec, ExportJob):
+        ref = spec.train
+    elif isinstance(spec, EvalJob):
+        ref = None if spec.rerank is None else spec.rerank.checkpoint
     else:
-        refs = []
-    return {ref.source for ref in refs if isinstance(ref, From)}
+        ref = spec.teacher.checkpoint
+    return {ref.source} if isinstance(ref, From) else set()

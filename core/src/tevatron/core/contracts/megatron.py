@@ -20,7 +20,7 @@ class MegatronArguments(BaseModel):
     pipeline_model_parallel_size: int = Field(default=1, ge=1)
     """Stages that the layers are divided into."""
     context_parallel_size: int = Field(default=1, ge=1)
-    """Ranks that share a prompt's tokens; 1 only, since packed prompts are short."""
+    """Ranks that share each prompt's tokens, for prompts too long for one; packed prompts only."""
     expert_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that the experts of a layer are spread over."""
     sequence_parallel: bool = True
@@ -36,6 +36,10 @@ class MegatronArguments(BaseModel):
     recompute_num_layers: int = Field(default=1, ge=1)
     """Layers in a group, or in a stage."""
 
+    # Saving
+    export_steps: int = Field(default=0, ge=0)
+    """Publish a checkpoint every this many steps on the way too, as exports/step-N; 0 for the end alone."""
+
     # Mixture of experts
     moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
     """Loss that keeps the experts evenly used."""
@@ -43,12 +47,14 @@ class MegatronArguments(BaseModel):
     """Its weight."""
     moe_z_loss_coeff: float | None = Field(default=None, ge=0)
     """Weight of the loss that keeps the router's logits small."""
+    moe_grouped_gemm: bool = True
+    """Compute a layer's experts as one grouped product; off computes them one after the other."""
     moe_permute_fusion: bool = False
     """Fuse the sorting of tokens by expert; needs a Triton that the installed Transformer Engine agrees with."""
     freeze_router: bool = False
     """Leave the routers as they are in full fine-tuning; LoRA never touches them unless asked to."""
     lora_expert_adapters: Literal["shared", "per_expert"] = "shared"
-    """With grouped experts: one adapter pair for a layer's experts on a rank, or one for each expert."""
+    """With grouped experts: one adapter pair for all experts of a layer, or one for each; others have one each."""
 
     def layout(self, world: int) -> Layout:
         """Return the layout on that many ranks; it is not checked yet."""

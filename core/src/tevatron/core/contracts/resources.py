@@ -62,7 +62,8 @@ class JobResource(Resource):
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
     result: dict[str, JsonValue] | None
-    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), ..."""
+    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), dataset_id
+    (annotate), ..."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -282,6 +283,8 @@ class EvaluationResource(Resource):
     job_id: str
     dataset_id: str
     split: str
+    benchmark: dict[str, JsonValue] | None = None
+    """Name and data set of the benchmark whose rules held."""
     first_stage: dict[str, JsonValue]
     rerank: dict[str, JsonValue] | None
     """None for a first stage alone."""
@@ -293,6 +296,30 @@ class EvaluationResource(Resource):
     variant: str
     """How the numbers were computed."""
     created_at: datetime
+
+
+class MetricComparison(Resource):
+    """One metric of two evaluations."""
+
+    metric: str
+    value: float
+    """Mean of the evaluation."""
+    baseline: float
+    """Mean of the other one."""
+    delta: float
+    num_won: int
+    """Queries whose value is higher than in the baseline."""
+    num_lost: int
+    num_same: int
+
+
+class EvaluationComparison(Resource):
+    """An evaluation against another one with the same judgments."""
+
+    evaluation: EvaluationResource
+    baseline: EvaluationResource
+    metrics: list[MetricComparison]
+    """Those that both have."""
 
 
 class EvaluationValue(Resource):

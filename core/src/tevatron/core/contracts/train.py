@@ -7,9 +7,9 @@ spellings. A backend that does not honour a flag refuses it by name.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tevatron.core.contracts.megatron import MegatronArguments
 
@@ -146,11 +146,21 @@ class TrainArguments(BaseModel):
     """Resumable states that are kept."""
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights of the published checkpoint; the training dtype when unset."""
+    export_form: Literal["merged", "adapter"] = "merged"
+    """What a LoRA run publishes: the whole model with the adapters in it, or the adapters alone in PEFT's format."""
     logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
     """Write an event every this many steps, and at the last one."""
 
     megatron: MegatronArguments = Field(default_factory=MegatronArguments)
     """What only the megatron backend has; the hf backend refuses anything but the defaults."""
+
+    @model_validator(mode="after")
+    def _adapters_need_lora(self) -> Self:
+        if self.export_form == "adapter" and not (self.use_lora and self.head is Head.YES_NO):
+            raise ValueError(
+                f"export_form 'adapter' needs use_lora and head 'yes_no', got use_lora {self.use_lora} and head '{self.head}'"
+            )
+        return self
 
 
 def aliases() -> dict[str, str]:

@@ -78,23 +78,29 @@ class BeirFolder:
 
     def splits(self) -> list[str]:
         """Return the names of the splits that have judgments."""
-        return sorted(self._qrels_names())
-
-    def _qrels_names(self) -> dict[str, str]:
-        """Return the split of each file of judgments, and its name without `.gz` and `.zst`."""
-        names = (path.name for path in (self.path / "qrels").glob("*") if path.is_file())
-        plain = (name.removesuffix(".gz").removesuffix(".zst") for name in names)
-        return {
-            name.rpartition(".")[0]: name for name in plain if name.endswith((".tsv", ".jsonl"))
-        }
+        return sorted(_files_by_split(self.path))
 
     def qrels(self, split: str) -> Qrels:
         """Return the judgments of a split; an unknown one is an error that lists them."""
-        names = self._qrels_names()
-        if split not in names:
-            raise InputError(f"{self.path}: {unknown_name('split', split, names)}")
-        path = self._find(f"qrels/{names[split]}")
-        qrels = read_qrels(path)
-        if not qrels:
-            raise FormatError("expected judgments, got none", path=path)
-        return qrels
+        return read_split(self.path, split)
+
+
+def read_split(folder: Path | str, split: str) -> Qrels:
+    """Return the judgments of a split of a BEIR folder, which needs neither corpus nor queries for that."""
+    files = _files_by_split(Path(folder))
+    if split not in files:
+        raise InputError(f"{folder}: {unknown_name('split', split, files)}")
+    qrels = read_qrels(files[split])
+    if not qrels:
+        raise FormatError("expected judgments, got none", path=files[split])
+    return qrels
+
+
+def _files_by_split(folder: Path) -> dict[str, Path]:
+    """Return the file of judgments of each split; of several the plain one."""
+    found: dict[str, Path] = {}
+    for ending in reversed(_ENDINGS):
+        for form in (".jsonl", ".tsv"):
+            for path in (folder / "qrels").glob(f"*{form}{ending}"):
+                found[path.name.removesuffix(f"{form}{ending}")] = path
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tevatron.core.errors import FormatError
 from tevatron.core.formats.files import Record, read_json_array, read_json_lines, read_lines
-from tevatron.core.formats.ranklist import Run, read_ranklist
+from tevatron.core.formats.ranklist import Run, RunSize, check_ranklist, read_ranklist
 from tevatron.core.formats.rerank import RerankRow, rerank_row
 
 _TEXTS = ("text", "segment", "contents", "content", "body", "passage")
@@ -42,6 +42,14 @@ def read_run(path: Path | str) -> Run:
             raise FormatError(f"{place} is given twice", path=path, field="docid")
         documents[row.docid] = row.score
     return run
+
+
+def check_run(path: Path | str) -> RunSize:
+    """Read a run as `read_run` does; of columns only one query's documents are kept."""
+    if _start(path) not in ("{", "["):
+        return check_ranklist(path)
+    run = read_run(path)
+    return RunSize(len(run), sum(map(len, run.values())))
 
 
 def _start(path: Path | str) -> str:

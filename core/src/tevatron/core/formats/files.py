@@ -20,6 +20,8 @@ from tevatron.core.errors import FormatError
 
 _GZIP, _ZSTD, _BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xef\xbb\xbf"
 _CHUNK_BYTES = 2**20
+_BLOCK_BYTES = 2**15
+"""Enough lines that a block costs nothing, few enough that their texts do not count beside what is made of them."""
 MAX_LINE_BYTES = 64 * 2**20
 FREE_BYTES = 256 * 2**20
 MAX_RATIO = 200
@@ -80,7 +82,7 @@ def read_lines(path: Path | str) -> Iterator[Line]:
 
 
 def read_blocks(path: Path | str) -> Iterator[Block]:
-    """Yield a file's lines some 10,000 at a time, for readers that are quick only on many; errors as `read_lines`."""
+    """Yield a file's lines some hundred at a time, for readers that are quick only on many; errors as `read_lines`."""
     number = 1
     try:
         with open_bytes(path) as stream:
@@ -103,7 +105,7 @@ def _whole_lines(stream: IO[bytes], path: Path | str) -> Iterator[bytes]:
     """Yield runs of whole lines without the last newline; a small archive that would fill the memory is refused."""
     limit = max(FREE_BYTES, MAX_RATIO * Path(path).stat().st_size)
     total, number, rest = 0, 1, b""
-    for read in iter(lambda: stream.read(_CHUNK_BYTES), b""):
+    for read in iter(lambda: stream.read(_BLOCK_BYTES), b""):
         data = read.removeprefix(_BOM) if total == 0 else read
         total += len(read)
         if total > limit:

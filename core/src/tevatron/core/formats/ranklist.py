@@ -68,64 +68,64 @@ def check_ranklist(path: Path | str) -> RunSize:
     return RunSize(len(counts), num_rows)
 
 
-def _stretches(path: Path | str, run: Run) -> Iterator[tuple[str, dict[str, float], int]]:
+def _stretches(  # noqa: C901  cut in two, it would call a function for each of millions of lines
+    path: Path | str, run: Run
+) -> Iterator[tuple[str, dict[str, float], int]]:
     """Read lines into `run`; at the end of each stretch of one query yield it, its documents and the line's columns."""
     width, last = -1, None
     documents: dict[str, float] = {}
+    columns: list[str] = []
+    number = 0
     for block in read_blocks(path):
         # Runs have millions of lines: no call and no object a line that is not needed.
         split = str.split if block.is_ascii else split_columns
-        for number, text in enumerate(block.lines, start=block.number):
-            columns = split(text)
-            # trec_eval takes all that is left of a line as the tag, which may have blanks in it.
-            columns_6 = len(columns) if len(columns) < 6 else 6
-            if columns_6 != width:
-                if not columns:
-                    continue
-                _check_width(len(columns), width, path, number)
-                width = columns_6
-            if width == 6:
-                query_id, docid, written = columns[0], columns[2], columns[4]
-            else:
-                query_id, docid, written = columns
-            if query_id != last:
-                if last is not None:
-                    yield last, documents, width
-                documents = run.setdefault(query_id, {})
-                last = query_id
-            score = _number(written)
-            if score != score or docid in documents:
-                raise _fault(columns, written, path, number)
-            documents[docid] = score
+        try:
+            for number, text in enumerate(block.lines, start=block.number):
+                columns = split(text)
+                if len(columns) != width:
+                    if not columns:
+                        continue
+                    width = _checked_width(len(columns), width, path, number)
+                if width == 3:
+                    query_id, docid, written = columns
+                else:
+                    query_id, docid, written = columns[0], columns[2], columns[4]
+                if query_id != last:
+                    if last is not None:
+                        yield last, documents, width
+                    documents = run.setdefault(query_id, {})
+                    last = query_id
+                score = float(written)
+                if score != score or docid in documents:
+                    raise _fault(columns, path, number)
+                documents[docid] = score
+        except ValueError:
+            raise _fault(columns, path, number) from None
     if last is not None:
         yield last, documents, width
 
 
-def _check_width(width: int, first: int, path: Path | str, number: int) -> None:
-    expected = "3 columns (query_id docid score) or TREC's 6"
+def _checked_width(width: int, before: int, path: Path | str, number: int) -> int:
+    """Return the columns of a line, which may be more than 6: trec_eval takes all that is left as the tag."""
     is_form = width == 3 or width >= 6
-    if first > 0 and is_form:
+    if is_form and (before < 0 or (width >= 6) == (before >= 6)):
+        return width
+    expected = "3 columns (query_id docid score) or TREC's 6"
+    if is_form:
         # A blank within an id makes a line of one form look like one of another.
-        expected = f"{first} columns as in the lines before"
-    if first > 0 or not is_form:
-        raise FormatError(f"expected {expected}, got {width}", path=path, line=number)
+        expected = f"{min(before, 6)} columns as in the lines before"
+    raise FormatError(f"expected {expected}, got {width}", path=path, line=number)
 
 
-def _number(written: str) -> float:
-    """Return a score, NaN where it is none."""
-    try:
-        return float(written)
-    except ValueError:
-        return math.nan
-
-
-def _fault(columns: list[str], written: str, path: Path | str, number: int) -> FormatError:
+def _fault(columns: list[str], path: Path | str, number: int) -> FormatError:
     """Say what is wrong with a line: its score, else that its document was there before."""
-    query_id, docid = columns[0], columns[2 if len(columns) >= 6 else 1]
-    if math.isnan(_number(written)):
-        message = f"the score of document '{docid}' of query '{query_id}' is NaN, which has no place in a ranking"
-        if written.lower().lstrip("+-") != "nan":
-            message = f"expected a number, got '{written}'"
+    query_id, docid, written = columns if len(columns) == 3 else columns[:5:2]
+    try:
+        if math.isnan(float(written)):
+            message = f"the score of document '{docid}' of query '{query_id}' is NaN, which has no place in a ranking"
+            return FormatError(message, path=path, line=number, field="score")
+    except ValueError:
+        message = f"expected a number, got '{written}'"
         return FormatError(message, path=path, line=number, field="score")
     message = f"document '{docid}' is given twice for query '{query_id}'"
     return FormatError(message, path=path, line=number, field="docid")

@@ -2,7 +2,8 @@
 
 Two forms, told apart row by row:
   query_id, query (or query_text), positive_passages [{docid, title, text, score}], negative_passages [...]
-  query_id, query, passages [{title, text}] (the first is the positive), scores [...] in the same order
+  query_id, query, passages [{title, text}], scores [...] in the same order; the first num_positives passages are
+  positive, 1 where it is not given
 Ids, titles and scores may be absent; ids may be numbers.
 """
 
@@ -60,7 +61,8 @@ def _row(record: Record) -> TrainingRow:
     query_id = record.identifier("query_id", default=str(record.line))
     if record.has("passages"):
         passages = _distillation(record)
-        return TrainingRow(query_id, query, passages[:1], passages[1:])
+        num_positives = _num_positives(record, len(passages))
+        return TrainingRow(query_id, query, passages[:num_positives], passages[num_positives:])
     positives = [_passage(entry) for entry in record.records("positive_passages")]
     if not positives:
         record.fail("expected at least one positive passage, got none", "positive_passages")
@@ -81,6 +83,17 @@ def _distillation(record: Record) -> list[Passage]:
         passage._replace(score=record.as_number(score, f"scores[{place}]"))
         for place, (passage, score) in enumerate(zip(passages, scores, strict=True))
     ]
+
+
+def _num_positives(record: Record, num_passages: int) -> int:
+    if not record.has("num_positives"):
+        return 1
+    number = record.number("num_positives")
+    if not number.is_integer() or not 1 <= number <= num_passages:
+        record.fail(
+            f"expected a whole number from 1 to {num_passages}, got {number:g}", "num_positives"
+        )
+    return int(number)
 
 
 def _passage(entry: Record) -> Passage:

@@ -14,22 +14,19 @@ from sqlalchemy.orm import Session
 
 from tevatron.core.contracts.jobs import (
     CLAIMED_STATES,
-    EvalJob,
+    AnyJob,
     EventType,
-    ExportJob,
     FailReason,
     JobKind,
     JobSpec,
     JobState,
     Phase,
-    TrainJob,
 )
 from tevatron.core.errors import ConflictError
 from tevatron.core.store.leases import LeaseLostError, claim_row, held_row, renew
 from tevatron.core.store.lifecycle import NewEvent, add_events, move, storable, take_back
 from tevatron.core.store.models import Job, JobEventRow
 
-AnyJob = TrainJob | ExportJob | EvalJob
 SPEC: TypeAdapter[AnyJob] = TypeAdapter(JobSpec)
 
 STARTING_PHASES = frozenset({Phase.PREPARING, Phase.LOADING})

@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
-from sqlalchemy import insert, select, tuple_
+from sqlalchemy import func, insert, select, tuple_
+from sqlalchemy.orm import aliased
 
 from tevatron.core.store.models import Evaluation, EvaluationValue
 from tevatron.core.store.paging import Page, page_of
 from tevatron.core.store.repository import KeyScope, Repository
 
 _BATCH = 5000
+EQUAL = 1e-9
+"""Values this close are the same: the same ranking gives the same value but for the last bits."""
 
 
 class Value(NamedTuple):
@@ -21,6 +24,14 @@ class Value(NamedTuple):
     metric: str
     query_id: str
     value: float
+
+
+class Outcome(NamedTuple):
+    """How many queries one evaluation wins over another by one metric."""
+
+    won: int
+    lost: int
+    same: int
 
 
 class EvaluationRepository(Repository[Evaluation]):
@@ -88,6 +99,23 @@ class EvaluationRepository(Repository[Evaluation]):
         return [
             Value(*row) for row in self._session.execute(statement.order_by(*columns).limit(limit))
         ]
+
+    def outcomes(self, evaluation_id: str, baseline_id: str) -> dict[str, Outcome]:
+        """Compare two evaluations query by query, for the metrics that both have."""
+        ours, theirs = aliased(EvaluationValue), aliased(EvaluationValue)
+        delta = ours.value - theirs.value
+        counts = (
+            func.count().filter(delta > EQUAL),
+            func.count().filter(delta < -EQUAL),
+            func.count().filter(func.abs(delta) <= EQUAL),
+        )
+        rows = self._session.execute(
+            select(ours.metric, *counts)
+            .join(theirs, (theirs.metric == ours.metric) & (theirs.query_id == ours.query_id))
+            .where(ours.evaluation_id == evaluation_id, theirs.evaluation_id == baseline_id)
+            .group_by(ours.metric)
+        )
+        return {metric: Outcome(*found) for metric, *found in rows}
 
     def values(self, evaluation_id: str, *, metric: str | None = None) -> list[Value]:
         """Return the queries' values, in the order of metric and query id."""

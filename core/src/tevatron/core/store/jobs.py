@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from sqlalchemy import func, select
 
-from tevatron.core.contracts.jobs import EventType, JobKind, JobState, job_sources
+from tevatron.core.contracts.jobs import AnyJob, EventType, JobKind, JobState, job_sources
 from tevatron.core.errors import ConflictError
 from tevatron.core.ids import new_id
-from tevatron.core.store.claims import AnyJob
 from tevatron.core.store.idempotency import once
 from tevatron.core.store.lifecycle import NewEvent, add_events, move
 from tevatron.core.store.models import Job, JobDependency, JobEventRow

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from tevatron.core.contracts.jobs import FINAL_STATES, EventType, FailReason, JobState, Phase
 from tevatron.core.errors import ConflictError
 from tevatron.core.store.models import Job, JobEventRow
+from tevatron.core.store.nudges import nudge
 
 NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.WAITING: frozenset({JobState.QUEUED, JobState.CANCELLED, JobState.FAILED}),
@@ -87,6 +88,9 @@ def move(
         job.lease_until = None
     if state is JobState.FAILED:
         job.phase = phase or job.phase
+    if state is JobState.QUEUED or state in FINAL_STATES:
+        # There is a job to wake a worker for, or one that waited for this end.
+        nudge(session)
     data: dict[str, JsonValue] = {"state": state.value}
     if reason is not None:
         data |= {"reason": reason.value, "phase": job.phase.value if job.phase else None}

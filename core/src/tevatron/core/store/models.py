@@ -307,6 +307,8 @@ class Evaluation(Owned, Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"))
     split: Mapped[str]
+    benchmark: Mapped[dict[str, JsonValue] | None] = mapped_column(JSONB)
+    """Name and data set of the benchmark whose rules held."""
     first_stage: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
     rerank: Mapped[dict[str, JsonValue] | None] = mapped_column(JSONB)
     checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))

@@ -1,6 +1,7 @@
 """Postgres tells the dispatcher that there is a job, so that it need not wait for its next look.
 
-A nudge is sent with the transaction that queues the job, and may be lost: the dispatcher looks every `poll_s` anyway.
+A nudge is sent with the transaction that queues a job or ends one, and may be lost: the dispatcher looks now and then
+anyway.
 """
 
 from __future__ import annotations

@@ -89,11 +89,12 @@ def _settle(session: Session, job: Job) -> None:
     problem = None
     outputs: dict[str, str] = {}
     for name, source_id, state in sources:
-        output = source_id if job.kind is JobKind.EXPORT else _checkpoint_of(session, source_id)
+        output = _output_of(session, source_id, wanted_by=job.kind)
         if state is not JobState.SUCCEEDED:
             problem = f"source job '{name}' ({source_id}) is {state}"
         elif output is None:
-            problem = f"source job '{name}' ({source_id}) has published no checkpoint"
+            what = "dataset" if job.kind is JobKind.TRAIN else "checkpoint"
+            problem = f"source job '{name}' ({source_id}) has published no {what}"
         else:
             outputs[name] = output
     if problem is not None:
@@ -110,7 +111,15 @@ def _settle(session: Session, job: Job) -> None:
     move(session, job, JobState.QUEUED)
 
 
-def _checkpoint_of(session: Session, job_id: str) -> str | None:
+def _output_of(session: Session, job_id: str, *, wanted_by: JobKind) -> str | None:
+    """Return the id of what the job has made, in the form that a job of the other kind uses."""
+    if wanted_by is JobKind.EXPORT:
+        # An export looks at the train job's saved states.
+        return job_id
+    if wanted_by is JobKind.TRAIN:
+        result = session.get_one(Job, job_id).result or {}
+        dataset_id = result.get("dataset_id")
+        return dataset_id if isinstance(dataset_id, str) else None
     checkpoint = CheckpointRepository(session).of_job(job_id)
     return None if checkpoint is None else checkpoint.id
 

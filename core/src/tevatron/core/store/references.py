@@ -13,12 +13,14 @@ from sqlalchemy.orm import Session
 
 from tevatron.core.contracts.checkpoint import check_dtype
 from tevatron.core.contracts.jobs import (
+    AnnotateJob,
+    AnyJob,
     EvalJob,
     ExportJob,
     From,
     JobKind,
     RankList,
-    Rerank,
+    ScoredBy,
     TrainJob,
     job_sources,
 )
@@ -26,7 +28,6 @@ from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError, InputError, unknown_name
 from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
-from tevatron.core.store.claims import AnyJob
 from tevatron.core.store.models import DatasetKind, Job, Scorer
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
 from tevatron.core.store.repository import KeyScope, Repository
@@ -38,16 +39,22 @@ class _JobReferences(Repository[Job]):
     noun = "job"
 
 
+_SOURCES: dict[JobKind, tuple[JobKind, ...]] = {
+    JobKind.TRAIN: (JobKind.ANNOTATE,),
+    JobKind.EXPORT: (JobKind.TRAIN,),
+    JobKind.EVAL: (JobKind.TRAIN, JobKind.EXPORT),
+    JobKind.ANNOTATE: (JobKind.TRAIN, JobKind.EXPORT),
+}
+"""Kinds of job whose output a job of this kind can use."""
+
+
 def check_group(specs: Mapping[str, AnyJob]) -> None:
     """Refuse a `{from: name}` that names no job, one of the wrong kind, one that cannot give it, or a circle."""
     for name, spec in specs.items():
         for source in sorted(job_sources(spec)):
             if source not in specs:
                 raise ConfigError(f"job '{name}': {unknown_name('source job', source, specs)}")
-            kind = specs[source].kind
-            fits = (
-                (JobKind.TRAIN,) if isinstance(spec, ExportJob) else (JobKind.TRAIN, JobKind.EXPORT)
-            )
+            kind, fits = specs[source].kind, _SOURCES[spec.kind]
             if kind not in fits:
                 raise ConfigError(
                     f"job '{name}': source '{source}' is of kind {kind}; "
@@ -121,12 +128,16 @@ class References:
             return self._train(spec)
         if isinstance(spec, ExportJob):
             return self._export(spec)
+        if isinstance(spec, AnnotateJob):
+            return self._annotate(spec)
         return self._eval(spec)
 
     def _train(self, spec: TrainJob) -> TrainJob:
         get_template(spec.arguments.prompt_template)
         model = self._models.get(spec.model, key_id=self._key_id)
-        dataset = self._dataset(spec.dataset, DatasetKind.TRAINING)
+        dataset = spec.dataset
+        if isinstance(dataset, str):
+            dataset = self._dataset(dataset, DatasetKind.TRAINING)
         return spec.model_copy(update={"model": model.id, "dataset": dataset})
 
     def _export(self, spec: ExportJob) -> ExportJob:
@@ -163,73 +174,88 @@ class References:
             update={
                 "dataset": dataset.id,
                 "first_stage": first_stage,
-                "rerank": None if spec.rerank is None else self._rerank(spec.rerank),
+                "rerank": None if spec.rerank is None else self._scored_by(spec.rerank, "rerank"),
             }
         )
 
-    def _rerank(self, rerank: Rerank) -> Rerank:
-        _check_rerank(rerank)
-        if isinstance(rerank.checkpoint, str):
+    def _annotate(self, spec: AnnotateJob) -> AnnotateJob:
+        return spec.model_copy(
+            update={
+                "dataset": self._dataset(spec.dataset, DatasetKind.TRAINING),
+                "teacher": self._scored_by(spec.teacher, "teacher"),
+            }
+        )
+
+    def _scored_by(self, wanted: ScoredBy, what: str) -> ScoredBy:
+        _check_scored_by(wanted, what)
+        if isinstance(wanted.checkpoint, str):
             checkpoint = self._checkpoints.get_servable(
-                rerank.checkpoint, key_id=self._key_id, dtype=rerank.dtype
+                wanted.checkpoint, key_id=self._key_id, dtype=wanted.dtype
             )
-            return rerank.model_copy(update={"checkpoint": checkpoint.id})
-        if rerank.model is not None:
-            model = self._models.get(rerank.model, key_id=self._key_id)
-            return rerank.model_copy(update={"model": model.id})
-        if rerank.scorers is not None:
-            scorers = [self._scorers.get_live(ref, key_id=self._key_id) for ref in rerank.scorers]
-            _check_alike(scorers)
-            return rerank.model_copy(update={"scorers": [scorer.id for scorer in scorers]})
-        return rerank
+            return wanted.model_copy(update={"checkpoint": checkpoint.id})
+        if wanted.model is not None:
+            model = self._models.get(wanted.model, key_id=self._key_id)
+            return wanted.model_copy(update={"model": model.id})
+        if wanted.scorers is not None:
+            scorers = [self._scorers.get_live(ref, key_id=self._key_id) for ref in wanted.scorers]
+            _check_alike(scorers, what)
+            return wanted.model_copy(update={"scorers": [scorer.id for scorer in scorers]})
+        return wanted
 
     def _dataset(self, ref: str, kind: DatasetKind) -> str:
         return self._datasets.get_of_kind(ref, kind, key_id=self._key_id).id
 
 
-def _check_rerank(rerank: Rerank) -> None:
+def _check_scored_by(wanted: ScoredBy, what: str) -> None:
     given = [
-        name for name in ("checkpoint", "model", "scorers") if getattr(rerank, name) is not None
+        name for name in ("checkpoint", "model", "scorers") if getattr(wanted, name) is not None
     ]
     if len(given) != 1:
         raise ConfigError(
-            "rerank: expected exactly one of checkpoint, model and scorers, "
+            f"{what}: expected exactly one of checkpoint, model and scorers, "
             f"got {', '.join(given) or 'none'}"
         )
-    if rerank.model is not None and rerank.prompt_template is None:
-        raise ConfigError("rerank: a model without a contract needs prompt_template")
-    if rerank.prompt_template is not None:
-        get_template(rerank.prompt_template)
-    if rerank.scorers is not None and rerank.dtype is not None:
-        raise ConfigError("rerank: dtype is the scorer's own; scorers that are there keep theirs")
-    if rerank.model is None:
+    if wanted.model is not None and wanted.prompt_template is None:
+        raise ConfigError(f"{what}: a model without a contract needs prompt_template")
+    if wanted.prompt_template is not None:
+        get_template(wanted.prompt_template)
+    if wanted.scorers is not None and wanted.dtype is not None:
+        raise ConfigError(f"{what}: dtype is the scorer's own; scorers that are there keep theirs")
+    if wanted.model is None:
         for name in ("prompt_template", "max_length"):
-            if getattr(rerank, name) is not None:
+            if getattr(wanted, name) is not None:
                 raise ConfigError(
-                    f"rerank: {name} belongs to a model without a contract, got one with {given[0]}"
+                    f"{what}: {name} belongs to a model without a contract, got one with {given[0]}"
                 )
 
 
-def _check_alike(scorers: Sequence[Scorer]) -> None:
+def _check_alike(scorers: Sequence[Scorer], what: str) -> None:
     """Refuse scorers of unlike models: one ranking would mix scores that cannot be compared."""
-    # What an outside one serves is its administrator's word.
+    # What an outside one serves is asked before it gets work.
     own = [scorer for scorer in scorers if not scorer.external]
     for name in ("checkpoint_id", "model_id", "engine", "dtype", "prompt_template", "max_length"):
         values = {scorer.id: getattr(scorer, name) for scorer in own}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{scorer_id} has {value}" for scorer_id, value in values.items())
             raise ConfigError(
-                f"rerank: the scorers differ in {name}, and their scores cannot be compared: {listed}"
+                f"{what}: the scorers differ in {name}, and their scores cannot be compared: {listed}"
             )
 
 
 def with_sources(spec: AnyJob, outputs: Mapping[str, str]) -> AnyJob:
     """Return the spec with each `{from: name}` replaced by the id that `outputs` has for the name."""
+    if isinstance(spec, TrainJob) and isinstance(spec.dataset, From):
+        return spec.model_copy(update={"dataset": outputs[spec.dataset.source]})
     if isinstance(spec, ExportJob) and isinstance(spec.train, From):
         return spec.model_copy(update={"train": outputs[spec.train.source]})
-    if isinstance(spec, EvalJob) and spec.rerank and isinstance(spec.rerank.checkpoint, From):
-        rerank = spec.rerank.model_copy(
-            update={"checkpoint": outputs[spec.rerank.checkpoint.source]}
-        )
-        return spec.model_copy(update={"rerank": rerank})
+    if isinstance(spec, EvalJob) and spec.rerank is not None:
+        return spec.model_copy(update={"rerank": _with_checkpoint(spec.rerank, outputs)})
+    if isinstance(spec, AnnotateJob):
+        return spec.model_copy(update={"teacher": _with_checkpoint(spec.teacher, outputs)})
     return spec
+
+
+def _with_checkpoint(wanted: ScoredBy, outputs: Mapping[str, str]) -> ScoredBy:
+    if isinstance(wanted.checkpoint, From):
+        return wanted.model_copy(update={"checkpoint": outputs[wanted.checkpoint.source]})
+    return wanted

@@ -26,6 +26,7 @@ QUEUES: dict[JobKind, str] = {
     JobKind.TRAIN: "train",
     JobKind.EXPORT: "train",
     JobKind.EVAL: "eval",
+    JobKind.ANNOTATE: "eval",
 }
 """Which service's queue wakes the workers of a kind."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 
-from tevatron.core.store.nudges import nudge
 from tevatron.core.store.outbox import Reaped, reap
 from tevatron.core.store.session import Sessions
 
@@ -31,11 +30,9 @@ class Reaper:
         self._stopping = stopping
 
     def step(self) -> None:
-        """Take back what is lost, and wake the dispatcher where a job is queued again."""
+        """Take back what is lost."""
         with self._sessions.begin() as session:
             done = reap(session, grace_s=self._grace_s, max_attempts=self._max_attempts)
-            if done.requeued or done.failed or done.cancelled:
-                nudge(session)
         _report(done)
 
     def pause(self) -> None:

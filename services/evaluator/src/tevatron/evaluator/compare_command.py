@@ -1,6 +1,7 @@
 """The command `tevatron.eval.compare`: several systems' results side by side, as a table, lists of queries and plots.
 
-A system is a folder of `<data set>.metrics.json`, as sweeps leave them, or one such file. Knows no run and no judgments.
+A system is a folder of `<data set>.metrics.json`, as sweeps leave them, one such file, or the id of an evaluation that the
+API has. Knows no run and no judgments.
 """
 
 from __future__ import annotations
@@ -10,26 +11,23 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tevatron.core.cli.client import Client
 from tevatron.core.errors import ConfigError, InputError, unknown_name
+from tevatron.core.settings import Settings
 from tevatron.evaluator.benchmarks import BENCHMARKS, get_benchmark
 from tevatron.evaluator.console import note, run_command, say
 from tevatron.evaluator.differences import Differences, QueryDifference, differences
 from tevatron.evaluator.files import whole_file
 from tevatron.evaluator.metrics import parse_metric
 from tevatron.evaluator.plots import bars, waterfall
-from tevatron.evaluator.rendering import Format, render
-from tevatron.evaluator.results import read_results
+from tevatron.evaluator.rendering import FORMATS, Format, format_of, render
+from tevatron.evaluator.results import Results, read_results
 from tevatron.evaluator.table import Table
 from tevatron.evaluator.tables import System, by_dataset, by_metric
 
 SUFFIX = ".metrics.json"
-FORMATS = {
-    ".md": Format.MARKDOWN,
-    ".tex": Format.LATEX,
-    ".csv": Format.CSV,
-    ".html": Format.HTML,
-    ".json": Format.JSON,
-}
+EVALUATION = "eval_"
+"""What the id of a stored evaluation begins with."""
 MAX_SHOWN = 5
 """Queries won and lost that are named."""
 
@@ -52,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         "systems",
         nargs="+",
         metavar="NAME=PATH",
-        help=f"results of a system: a folder of <data set>{SUFFIX}, or one such file; without NAME= the path's own name",
+        help=f"results of a system: a folder of <data set>{SUFFIX}, one such file, or the id of a stored evaluation; "
+        "without NAME= the path's own name",
     )
     parser.add_argument(
         "--first_stage",
@@ -96,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> None:
     for path in arguments.output:
-        _format_of(path)
+        format_of(path)
     metrics = [str(parse_metric(text)) for text in arguments.metrics]
     systems = _read(arguments.systems)
     if arguments.first_stage is not None and arguments.first_stage not in systems:
@@ -104,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> None:
     table = _table(systems, metrics, benchmark=arguments.benchmark, first=arguments.first_stage)
     say(render(table, Format.MARKDOWN))
     for path in arguments.output:
-        _write(path, render(table, _format_of(path)))
+        _write(path, render(table, format_of(path)))
     if arguments.bars is not None:
         bars(table, arguments.bars)
     found = _differences(systems, metrics[0], arguments.first_stage)
@@ -125,30 +124,36 @@ def _run(arguments: argparse.Namespace) -> None:
         waterfall(pair, arguments.waterfall, title=title)
 
 
-def _format_of(path: Path) -> Format:
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--output {path}: expected a name that ends with {', '.join(FORMATS)}")
-    return FORMATS[path.suffix.lower()]
-
-
 def _read(texts: Sequence[str]) -> _Systems:
     systems: _Systems = {}
     for text in texts:
         name, is_named, place = text.partition("=")
-        path = Path(place if is_named else text)
-        name = name if is_named else path.name.removesuffix(SUFFIX)
+        place = place if is_named else text
+        name = name if is_named else Path(place).name.removesuffix(SUFFIX)
         if name in systems:
             raise ConfigError(f"two systems are called '{name}': name one with NAME=PATH")
-        files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
-        if not files:
-            raise InputError(f"{path}: expected files <data set>{SUFFIX}, got none")
-        systems[name] = {}
-        for file in files:
-            found = read_results(file)
-            if found.dataset in systems[name]:
-                raise InputError(f"{file}: there are two results of {found.dataset} in {path}")
-            systems[name][found.dataset] = System(name, found.means, found.values)
+        is_stored = place.startswith(EVALUATION) and not Path(place).exists()
+        found = [_read_evaluation(place)] if is_stored else _read_files(Path(place))
+        systems[name] = {entry.dataset: System(name, entry.means, entry.values) for entry in found}
+        if len(systems[name]) < len(found):
+            raise InputError(f"{place}: there are several results of one data set")
     return systems
+
+
+def _read_files(path: Path) -> list[Results]:
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path}: expected files <data set>{SUFFIX}, got none")
+    return [read_results(file) for file in files]
+
+
+def _read_evaluation(evaluation_id: str) -> Results:
+    with Client.from_settings(Settings.from_environment()) as client:
+        found = client.evaluation(evaluation_id)
+        values: dict[str, dict[str, float]] = {}
+        for entry in client.evaluation_values(evaluation_id):
+            values.setdefault(entry.metric, {})[entry.query_id] = entry.value
+    return Results(dataset=found.dataset_id, means=found.metrics, values=values)
 
 
 def _table(

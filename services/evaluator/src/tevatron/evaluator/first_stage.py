@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tevatron.core.errors import InputError
+from tevatron.core.formats import candidates
 from tevatron.core.formats.beir import BeirFolder
-from tevatron.core.formats.ranklist import read_ranklist
+from tevatron.core.formats.qrels import Qrels
 from tevatron.evaluator.bm25 import open_index
-from tevatron.evaluator.metrics import Qrels, Run, cut
+from tevatron.evaluator.metrics import cut
+from tevatron.evaluator.overlap import check_overlap
 
 Tell = Callable[[str], None]
 """Takes a remark that the user should see."""
@@ -79,14 +81,9 @@ def retrieve_bm25(
 def read_run(
     path: Path, collection: Collection, *, depth: int, tell: Tell
 ) -> dict[str, dict[str, float]]:
-    """Read the judged queries' candidates from a run."""
-    run: Run = read_ranklist(path)
+    """Read the judged queries' candidates from a run that something else made."""
+    run = candidates.read_run(path)
+    check_overlap(collection.qrels, run)
     if extra := sorted(run.keys() - collection.qrels.keys()):
         tell(f"{len(extra)} queries of the run are not judged and are ignored, such as {extra[:3]}")
-    judged = {qid: run[qid] for qid in collection.qrels if qid in run}
-    if not judged:
-        raise InputError(
-            f"no query of the run is judged: the run has {len(run)} queries such as {sorted(run)[:3]}, "
-            f"the qrels {len(collection.qrels)} such as {sorted(collection.qrels)[:3]}"
-        )
-    return cut(judged, depth=depth)
+    return cut({qid: run[qid] for qid in collection.qrels if qid in run}, depth=depth)

@@ -1,4 +1,4 @@
-"""`tevatron-evaluator worker`: the process that takes eval jobs."""
+"""`tevatron-evaluator worker`: the process that takes eval and annotate jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="tevatron-evaluator", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("worker", help="take eval jobs until SIGTERM")
+    commands.add_parser("worker", help="take eval and annotate jobs until SIGTERM")
     parser.parse_args(argv)
     for noisy in ("bm25s", "httpx"):
         # The one sets itself to DEBUG, the other reports every request.

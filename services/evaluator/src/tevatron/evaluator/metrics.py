@@ -274,8 +274,8 @@ def _by_query(
 
 
 def _judged(grades: Mapping[str, int], scores: Mapping[str, float], k: int) -> float:
-    best = rank(scores)[:k]
-    return sum(docid in grades for docid in best) / len(best)
+    best = rank(scores)[:k] if len(scores) > k else list(scores)
+    return len(grades.keys() & best) / len(best)
 
 
 def _capped_recall(

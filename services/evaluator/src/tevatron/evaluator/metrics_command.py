@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tevatron.core.formats.beir import read_split
 from tevatron.core.formats.candidates import read_run
 from tevatron.core.formats.qrels import read_qrels
 from tevatron.core.settings import Settings
@@ -119,7 +120,9 @@ def _run(arguments: argparse.Namespace) -> None:
     ks = sorted(set(arguments.k_values))
     wanted = all_metrics(ks)
     judged = _read_judgments(arguments)
-    level = arguments.relevance_level or judged.dataset.relevance_level
+    level = arguments.relevance_level
+    if level is None:
+        level = judged.dataset.relevance_level
     run, num_removed = prepare_run(
         judged.dataset, read_run(arguments.ranklist), excluded=judged.excluded
     )
@@ -155,9 +158,8 @@ def _read_judgments(arguments: argparse.Namespace) -> _Judged:
         return _Judged(dataset=dataset, qrels=read_qrels(arguments.qrels))
     settings = Settings.from_environment()
     if Path(arguments.dataset).is_dir():
-        path = Path(arguments.dataset).resolve()
-        (dataset,) = folder_benchmark(path, split=arguments.split).datasets
-        qrels = load_qrels(dataset, folder=path.parent)
+        (dataset,) = folder_benchmark(Path(arguments.dataset), split=arguments.split).datasets
+        qrels = read_split(arguments.dataset, arguments.split)
         return _Judged(dataset=_dropping(dataset, drops), qrels=qrels)
     folder = arguments.beir_cache_dir or settings.data / JUDGMENTS
     dataset = get_benchmark(arguments.benchmark).dataset(arguments.dataset)

@@ -23,7 +23,8 @@ _DPI = 150
 
 def bars(table: Table, path: Path) -> None:
     """Draw a group of bars for each row of `table`, a bar for each column."""
-    figure, axes = _figure(width=max(6.0, 0.5 + 0.28 * len(table.rows) * (len(table.columns) + 1)))
+    num_places = len(table.rows) * (len(table.columns) + 1)
+    figure, axes = _figure(width=min(16.0, max(6.0, 0.18 * num_places)))
     width = 0.8 / len(table.columns)
     for place, column in enumerate(table.columns):
         values = [row.cells[place].value for row in table.rows]
@@ -36,12 +37,15 @@ def bars(table: Table, path: Path) -> None:
             color=COLOURS[place % len(COLOURS)],
         )
     labels = [row.label for row in table.rows]
-    slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if len(labels) > 4 else {}
-    axes.set_xticks(range(len(labels)), labels, **slanted)
+    axes.set_xticks(range(len(labels)), labels)
+    if len(labels) > 4:
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor")
+    axes.margins(x=0.01)
     axes.set_title(table.title)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     _save(figure, path)
 
 
@@ -49,13 +53,12 @@ def waterfall(found: Differences, path: Path, *, title: str) -> None:
     """Draw every query's change, greatest gain first."""
     figure, axes = _figure(width=7.0)
     deltas = [query.delta for query in found.queries]
-    places = [x + 0.5 for x in range(len(deltas))]
-    # A step for each query and one area a side: 7,000 bars would make a file of megabytes.
+    # One outline a side: 7,000 bars would make a file of megabytes.
     for colour, side in (
         (GAIN, [max(d, 0.0) for d in deltas]),
         (LOSS, [min(d, 0.0) for d in deltas]),
     ):
-        axes.fill_between(places, side, step="mid", color=colour, linewidth=0)
+        axes.stairs(side, range(len(deltas) + 1), fill=True, color=colour)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlim(0, max(len(deltas), 1))
     axes.set_title(title)

@@ -1,9 +1,12 @@
 """Client of one or several scorers: posts pairs to `/score` in chunks and gives back a score for each, or an error.
 
-One task a backend and slot takes chunks from a common line. Connection failures, timeouts and 5xx are tried again with
-growing, jittered pauses; 429 and 503 wait as long as the scorer asks; what a backend cannot do goes to another one. An
-answer that lost, doubled, reordered or spoilt a score is an error: nothing is dropped. Chunks grow until one takes
-`chunk_s`, so that a stop or a death never costs more. Knows the wire, not jobs or where scorers come from.
+Each backend has some slots, and a slot that is free takes the next chunk from a common line: whoever is fastest gets
+most. What a backend serves is asked before its first chunk and again whenever it was down, and must be the same
+everywhere (see served.py). A chunk that a backend cannot do goes back to the line at once, for whoever is free, and the
+backend pauses: growing and jittered after connection failures, timeouts and 5xx, as long as the scorer asks after 429
+and 503. A chunk that is with one backend for long is asked of an idle one as well, and the first answer counts. Nothing
+is dropped. Chunks grow until one takes `chunk_s`, so that a stop or a death never costs more. Knows the wire, not jobs
+or where scorers come from.
 """
 
 from __future__ import annotations
@@ -11,34 +14,28 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 import httpx
-from pydantic import ValidationError
 
-from tevatron.core.contracts.scores import Candidate, ScoreRequest, ScoreResponse
-from tevatron.core.errors import InputError, TevatronError, UnavailableError
-from tevatron.evaluator.score_log import ScoreLog
+from tevatron.core.contracts.scores import Candidate, ScoreRequest
+from tevatron.core.errors import InputError, UnavailableError
+from tevatron.evaluator.answers import (
+    AgainError,
+    RequestTooLargeError,
+    ScorersDifferError,
+    again,
+    checked_scores,
+    raise_if_refused,
+    try_again,
+)
+from tevatron.evaluator.line import Chunk, Key, Line
+from tevatron.evaluator.served import Served, ask_served
 
-
-class ScorerAnswerError(TevatronError):
-    """A scorer answered, and the answer cannot be right."""
-
-    code = "scorer_answer"
-
-
-class ScorerRefusedError(TevatronError):
-    """A scorer refuses to work for us: a wrong token, a wrong address."""
-
-    code = "scorer_refused"
-
-
-class NotFiniteScoreError(InputError):
-    """The model gives no number for a pair."""
-
-    code = "not_finite"
+_VERY_LATE = 5
+"""Times `hedge_s` after which a chunk is asked of another backend before that takes a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +58,27 @@ class PoolOptions:
     """How long a request should take; the next chunk's size follows from the last one's speed."""
     slots: int = 2
     """Requests in flight at a backend, so that it has work while an answer is stored."""
+    max_in_flight: int | None = None
+    """Requests in flight at all backends together."""
+    hedge_s: float = 10.0
+    """A chunk that is with one backend for longer is asked of another one too, once that has nothing else to do."""
     timeout_s: float = 600.0
     """Longest wait for an answer."""
     connect_timeout_s: float = 5.0
     tries: int = 4
-    """Tries of a chunk at one backend before the backend counts as down."""
+    """Failures in a row after which a backend counts as down."""
     backoff_s: float = 0.5
-    """Pause before the second try; doubles with each."""
+    """Pause after the first failure; doubles with each."""
     max_backoff_s: float = 10.0
     busy_s: float = 600.0
-    """How long a chunk may be put off by 429 and 503."""
+    """How long a backend may put us off by 429 and 503."""
     cooldown_s: float = 15.0
     """How long a backend that is down is left alone while others work."""
     poll_s: float = 0.2
     """How often `check` is called."""
-
-
-@dataclass(slots=True)
-class _Chunk:
-    candidates: list[Candidate]
-    keys: list[str]
-
-    def split(self, size: int) -> tuple[_Chunk, _Chunk]:
-        return _Chunk(self.candidates[:size], self.keys[:size]), _Chunk(
-            self.candidates[size:], self.keys[size:]
-        )
+    query_prefix: str | None = None
+    """Sent along: a scorer refuses another one than its contract's."""
+    passage_prefix: str | None = None
 
 
 @dataclass(slots=True)
@@ -95,130 +88,83 @@ class _BackendState:
     chunk_size: int
     limit: int
     """Most pairs in a request."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    served: Served | None = None
+    """What it said since it was last down."""
     down: str | None = None
     """Why it is down."""
+    rest_until: float = 0.0
+    """None of its slots sends anything before."""
 
 
-class _DownError(Exception):
-    """This backend cannot do the chunk now; another may."""
-
-
-def score_all(
-    backends: list[Backend],
-    candidates: Iterable[Candidate],
-    log: ScoreLog,
+def learn_served(
+    backends: Sequence[Backend],
     *,
     options: PoolOptions | None = None,
     check: Callable[[], None] = lambda: None,
-    on_progress: Callable[[int], None] = lambda done: None,
-) -> dict[str, dict[str, float]]:
-    """Return a score for every candidate, by query id and docid.
-
-    What `log` has already is not asked for; every finished chunk is in `log` before it is counted. Pairs of the same
-    texts are scored once.
+) -> Served:
+    """Ask every backend what it serves; those that do not answer now are asked again before they get work.
 
     Args:
+        check: called every `poll_s`; what it raises ends the asking.
+
+    Raises:
+        UnavailableError: none answers.
+        ScorersDifferError: two serve different things.
+        ScorerRefusedError: one refuses the token or the address, or does not say what it serves.
+    """
+    nothing: list[tuple[None, Candidate]] = []
+    pool = _Pool(backends, Line(nothing, _no_sink), options or PoolOptions(), check, None)
+    return asyncio.run(pool.learn())
+
+
+def stream_scores(
+    backends: Sequence[Backend],
+    pairs: Iterable[tuple[Key, Candidate]],
+    sink: Callable[[Sequence[Key], Sequence[float]], None],
+    *,
+    served: Served | None = None,
+    options: PoolOptions | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Score every pair once, and hand the scores to `sink` chunk by chunk in any order.
+
+    Args:
+        served: what every backend must serve; what the first one serves when unset.
         check: called every `poll_s`; what it raises ends the work, requests in flight included.
-        on_progress: called with the number of candidates done so far.
 
     Raises:
         UnavailableError: no backend answers.
+        ScorersDifferError: a backend does not serve what the others do.
         ScorerAnswerError: an answer was not what was asked for.
         ScorerRefusedError: a backend refused the token or the address.
         InputError: a backend found a pair that cannot be scored; NotFiniteScoreError where the model gives no number.
     """
-    if not backends:
-        raise UnavailableError("no scorer to send pairs to")
-    work = _Work(candidates, log, on_progress)
-    asyncio.run(_Pool(backends, work, options or PoolOptions(), check).run())
-    on_progress(work.num_done)
-    return work.scores
+    line = Line(pairs, sink)
+    asyncio.run(_Pool(backends, line, options or PoolOptions(), check, served).run())
+    line.check_complete()
 
 
-class _Work:
-    """The line of chunks, and what has been done of it."""
+def _no_sink(keys: Sequence[object], scores: Sequence[float]) -> None:
+    raise AssertionError("an empty line has no scores")
 
+
+class _Pool(Generic[Key]):
     def __init__(
-        self, candidates: Iterable[Candidate], log: ScoreLog, on_progress: Callable[[int], None]
+        self,
+        backends: Sequence[Backend],
+        line: Line[Key],
+        options: PoolOptions,
+        check: Callable[[], None],
+        served: Served | None,
     ) -> None:
-        self.scores: dict[str, dict[str, float]] = {}
-        self._log = log
-        self._on_progress = on_progress
-        self._asked: dict[str, list[tuple[str, str]]] = {}
-        """Key -> the pairs that wait for its score."""
-        self._returned: deque[_Chunk] = deque()
-        self._num_open = 0
-        self.num_done = 0
-        """Candidates that have their score."""
-        self._fresh = self._select(candidates)
-        self._exhausted = False
-
-    @property
-    def finished(self) -> bool:
-        return self._exhausted and not self._returned and self._num_open == 0
-
-    def take(self, size: int) -> _Chunk | None:
-        """Return the next chunk, or nothing: all is done or in the hands of others."""
-        if self._returned:
-            self._num_open += 1
-            chunk, rest = self._returned.popleft().split(size)
-            if rest.keys:
-                self._returned.appendleft(rest)
-            return chunk
-        chunk = _Chunk([], [])
-        for candidate, key in self._fresh:
-            chunk.candidates.append(candidate)
-            chunk.keys.append(key)
-            if len(chunk.keys) >= size:
-                break
-        else:
-            self._exhausted = True
-        if not chunk.keys:
-            return None
-        self._num_open += 1
-        return chunk
-
-    def give_back(self, chunk: _Chunk) -> None:
-        self._num_open -= 1
-        self._returned.append(chunk)
-
-    def done(self, chunk: _Chunk, scores: list[float]) -> None:
-        self._log.append(dict(zip(chunk.keys, scores, strict=True)))
-        for key, score in zip(chunk.keys, scores, strict=True):
-            for query_id, docid in self._asked.pop(key):
-                self._keep(query_id, docid, score)
-        self._num_open -= 1
-        self._on_progress(self.num_done)
-
-    def _select(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Candidate, str]]:
-        for candidate in candidates:
-            key = self._log.key(candidate)
-            score = self._log.get(key)
-            if score is not None:
-                self._keep(candidate.query_id, candidate.docid, score)
-            elif key in self._asked:
-                self._asked[key].append((candidate.query_id, candidate.docid))
-            else:
-                self._asked[key] = [(candidate.query_id, candidate.docid)]
-                yield candidate, key
-
-    def _keep(self, query_id: str, docid: str, score: float) -> None:
-        by_docid = self.scores.setdefault(query_id, {})
-        if docid in by_docid:
-            raise InputError(
-                f"document '{docid}' stands twice among the candidates of query '{query_id}'"
-            )
-        by_docid[docid] = score
-        self.num_done += 1
-
-
-class _Pool:
-    def __init__(
-        self, backends: list[Backend], work: _Work, options: PoolOptions, check: Callable[[], None]
-    ) -> None:
-        self._work = work
+        if not backends:
+            raise UnavailableError("no scorer to send pairs to")
+        self._line = line
         self._options = options
         self._check = check
+        self._served = served
+        """What every backend must serve."""
         timeout = httpx.Timeout(options.timeout_s, connect=options.connect_timeout_s)
         self._states = [
             _BackendState(
@@ -235,13 +181,34 @@ class _Pool:
             )
             for backend in backends
         ]
+        self._turns = asyncio.Semaphore(options.max_in_flight or options.slots * len(backends))
+
+    async def learn(self) -> Served:
+        """Return what all backends that answer serve."""
+        await self._until_done([self._learn_patiently(state) for state in self._states])
+        assert self._served is not None  # else all are down, which raises
+        return self._served
+
+    async def _learn_patiently(self, state: _BackendState) -> None:
+        failed = _Failures(self._options)
+        while state.down is None:
+            try:
+                await self._know(state)
+            except AgainError as error:
+                self._bear(state, error, failed)
+            else:
+                return
+            if state.down is None:
+                await asyncio.sleep(state.rest_until - time.monotonic())
 
     async def run(self) -> None:
-        tasks = [
-            asyncio.create_task(self._serve(state))
-            for state in self._states
-            for _ in range(self._options.slots)
-        ]
+        """Work until the line is finished."""
+        slots = [state for state in self._states for _ in range(self._options.slots)]
+        await self._until_done([self._serve(state) for state in slots])
+
+    async def _until_done(self, jobs: Sequence[Coroutine[None, None, None]]) -> None:
+        """Run all to their end, or until one of them or `check` raises."""
+        tasks = [asyncio.create_task(job) for job in jobs]
         try:
             while pending := [task for task in tasks if not task.done()]:
                 self._check()
@@ -259,43 +226,81 @@ class _Pool:
 
     async def _serve(self, state: _BackendState) -> None:
         """Take chunks for one slot of a backend until all work is done."""
-        while not self._work.finished:
-            if state.down is not None and not await self._cool_down(state):
+        failed = _Failures(self._options)
+        while not self._line.finished:
+            if not await self._rest(state):
                 return
-            chunk = self._work.take(state.chunk_size)
-            if chunk is None:
-                if not self._work.finished:
-                    # The last chunks are with others, and may come back.
-                    await asyncio.sleep(self._options.poll_s)
-                continue
-            try:
-                scores = await self._score(state, chunk)
-            except _DownError as error:
-                state.down = str(error)
-                self._work.give_back(chunk)
-                self._raise_if_all_down()
-            except _TooLargeError:
-                self._halve(state, chunk)
-            else:
-                self._work.done(chunk, scores)
+            async with self._turns:
+                error = await self._work(state, failed)
+            if error is not None:
+                self._bear(state, error, failed)
 
-    async def _cool_down(self, state: _BackendState) -> bool:
-        """Wait before a backend that was down is tried again; False when there is nothing left to do."""
-        end = time.monotonic() + self._options.cooldown_s
-        while time.monotonic() < end:
-            if self._work.finished:
-                return False
-            await asyncio.sleep(min(self._options.poll_s, self._options.cooldown_s))
-        state.down = None
-        return True
+    async def _work(self, state: _BackendState, failed: _Failures) -> AgainError | None:
+        """Do one chunk; return why the backend cannot."""
+        chunk = (
+            self._straggler(state, _VERY_LATE * self._options.hedge_s)
+            or self._line.take(state.chunk_size)
+            or self._straggler(state, self._options.hedge_s)
+        )
+        if chunk is None:
+            if not self._line.finished:
+                # The last chunks are with others, and may come back.
+                await asyncio.sleep(self._options.poll_s)
+            return None
+        try:
+            await self._know(state)
+            scores = await self._attempt(state, chunk)
+        except AgainError as error:
+            self._line.drop(chunk)
+            return error
+        except RequestTooLargeError:
+            self._halve(state, chunk)
+        else:
+            failed.forget()
+            if scores is not None:
+                self._line.done(chunk, scores)
+        return None
 
-    def _raise_if_all_down(self) -> None:
+    def _straggler(self, state: _BackendState, older_than_s: float) -> Chunk[Key] | None:
+        return self._line.straggler(state.backend.url, older_than_s=older_than_s, limit=state.limit)
+
+    async def _attempt(self, state: _BackendState, chunk: Chunk[Key]) -> list[float] | None:
+        """Score a chunk at one backend; None where another one was faster."""
+        attempt = asyncio.create_task(self._ask(state, chunk))
+        chunk.attempts[attempt] = state.backend.url
+        try:
+            await asyncio.wait({attempt})
+        finally:
+            attempt.cancel()
+            await asyncio.gather(attempt, return_exceptions=True)
+            del chunk.attempts[attempt]
+        return None if attempt.cancelled() else attempt.result()
+
+    def _bear(self, state: _BackendState, error: AgainError, failed: _Failures) -> None:
+        """Pause after a failure; the backend is down where there were too many."""
+        reason = failed.count(error)
+        if reason is None:
+            pause_s = max(error.pause_s, self._backoff(max(failed.in_a_row, 1)))
+            state.rest_until = max(state.rest_until, time.monotonic() + pause_s)
+            return
+        failed.forget()
+        state.down, state.served = reason, None
+        state.rest_until = time.monotonic() + self._options.cooldown_s
         if all(state.down is not None for state in self._states):
             reasons = "; ".join(f"{state.backend.url}: {state.down}" for state in self._states)
             raise UnavailableError(f"no scorer answers: {reasons}")
 
-    def _halve(self, state: _BackendState, chunk: _Chunk) -> None:
-        half = len(chunk.keys) // 2
+    async def _rest(self, state: _BackendState) -> bool:
+        """Wait until a backend may be asked again; False when there is nothing left to do."""
+        while (left := state.rest_until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self._options.poll_s))
+            if self._line.finished:
+                return False
+        state.down = None
+        return True
+
+    def _halve(self, state: _BackendState, chunk: Chunk[Key]) -> None:
+        half = len(chunk) // 2
         if half == 0:
             pair = chunk.candidates[0]
             raise InputError(
@@ -304,42 +309,50 @@ class _Pool:
             )
         # The limit that it told stays: growing into it again would cost a request each time.
         state.chunk_size = state.limit = half
-        self._work.give_back(chunk)
+        self._line.drop(chunk, parts=chunk.split(half))
 
-    async def _score(self, state: _BackendState, chunk: _Chunk) -> list[float]:
-        """Score a chunk at one backend, or say that it is down."""
-        options = self._options
-        body = ScoreRequest(candidates=chunk.candidates).model_dump_json(exclude_none=True)
-        tries, put_off_until = 0, time.monotonic() + options.busy_s
-        while True:
-            started = time.monotonic()
-            pause = 0.0
-            try:
+    async def _know(self, state: _BackendState) -> None:
+        """Ask what the backend serves, unless it said so since it was last down."""
+        async with state.asking:
+            if state.served is not None:
+                return
+            with try_again():
+                found = await ask_served(state.client, state.backend.url)
+            if self._served is None:
+                self._served = found
+            elif difference := self._served.difference(found):
+                raise ScorersDifferError(f"the scorers' scores cannot be compared: {difference}")
+            state.served = found
+
+    async def _ask(self, state: _BackendState, chunk: Chunk[Key]) -> list[float]:
+        request = ScoreRequest(
+            candidates=chunk.candidates,
+            query_prefix=self._options.query_prefix,
+            passage_prefix=self._options.passage_prefix,
+        )
+        started = time.monotonic()
+        try:
+            with try_again():
                 response = await state.client.post(
-                    "/score", content=body, headers={"Content-Type": "application/json"}
+                    "/score",
+                    content=request.model_dump_json(exclude_none=True),
+                    headers={"Content-Type": "application/json"},
                 )
-            except httpx.RequestError as error:
-                tries += 1
-                reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                if isinstance(error, httpx.ReadTimeout):
-                    state.chunk_size = max(1, len(chunk.keys) // 2)
-            else:
-                if response.status_code == httpx.codes.OK:
-                    self._adapt(state, len(chunk.keys), time.monotonic() - started)
-                    return _checked_scores(state.backend.url, chunk, response)
-                _raise_if_refused(state.backend.url, chunk, response)
-                reason = f"{response.status_code} {_detail(response)}"
-                pause = _retry_after(response)
-                if response.status_code in _BUSY and time.monotonic() + pause < put_off_until:
-                    tries = 0
-                else:
-                    tries += 1
-            if tries >= options.tries:
-                raise _DownError(f"{reason} ({tries} tries)")
-            await asyncio.sleep(max(pause, self._backoff(max(tries, 1))))
+        except AgainError as error:
+            # Whatever answers under this address next may be another process that serves something else.
+            state.served = None
+            if isinstance(error.__cause__, httpx.ReadTimeout):
+                state.chunk_size = max(1, len(chunk) // 2)
+            raise
+        if response.status_code == httpx.codes.OK:
+            scores = checked_scores(state.backend.url, chunk.candidates, response)
+            self._adapt(state, len(chunk), time.monotonic() - started)
+            return scores
+        raise_if_refused(state.backend.url, chunk.candidates, response)
+        raise again(response)
 
     def _backoff(self, tries: int) -> float:
-        # Full jitter: clients that were refused together do not come back together.
+        # Jitter: clients that were refused together do not come back together.
         longest = min(self._options.backoff_s * 2 ** (tries - 1), self._options.max_backoff_s)
         return float(longest * random.uniform(0.5, 1.0))
 
@@ -348,76 +361,28 @@ class _Pool:
         state.chunk_size = max(1, min(fits, 2 * state.chunk_size, state.limit))
 
 
-class _TooLargeError(Exception):
-    """The backend takes smaller requests only."""
+class _Failures:
+    """What one slot has borne since it last succeeded."""
 
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
+        self._busy_until: float | None = None
+        self.in_a_row = 0
 
-_BUSY = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
+    def count(self, error: AgainError) -> str | None:
+        """Count one more; return why the backend is down where it is one too many."""
+        if error.is_busy:
+            now = time.monotonic()
+            self._busy_until = self._busy_until or now + self._options.busy_s
+            if now + error.pause_s < self._busy_until:
+                self.in_a_row = 0
+                return None
+        self.in_a_row += 1
+        if self.in_a_row < self._options.tries:
+            return None
+        return f"{error} ({self.in_a_row} tries)"
 
-
-def _raise_if_refused(url: str, chunk: _Chunk, response: httpx.Response) -> None:
-    """Raise what no further try can mend; return for 429 and 5xx."""
-    status = response.status_code
-    if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
-        raise _TooLargeError
-    if status in (httpx.codes.UNPROCESSABLE_ENTITY, httpx.codes.BAD_REQUEST):
-        queries = list(dict.fromkeys(candidate.query_id for candidate in chunk.candidates))
-        kind = (
-            NotFiniteScoreError
-            if _problem(response).get("code") == NotFiniteScoreError.code
-            else InputError
-        )
-        raise kind(
-            f"scorer {url} refused {len(chunk.candidates)} pairs of queries {queries[:3]}: {status} {_detail(response)}"
-        )
-    if not (status == httpx.codes.TOO_MANY_REQUESTS or status >= 500):
-        raise ScorerRefusedError(
-            f"scorer {url} answered {status} {_detail(response)}: expected 200 from POST /score"
-        )
-
-
-def _checked_scores(url: str, chunk: _Chunk, response: httpx.Response) -> list[float]:
-    """Return the scores in the order of the chunk; anything else than one finite score a pair is an error."""
-    try:
-        scores = ScoreResponse.model_validate_json(response.content).scores
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ScorerAnswerError(
-            f"scorer {url} answered {place or 'text'} that is no score: {first['msg']}, got {str(first['input'])[:100]!r}"
-        ) from error
-    if len(scores) != len(chunk.candidates):
-        raise ScorerAnswerError(
-            f"scorer {url} gave {len(scores)} scores for {len(chunk.candidates)} pairs"
-        )
-    for candidate, score in zip(chunk.candidates, scores, strict=True):
-        asked, got = (candidate.query_id, candidate.docid), (score.query_id, score.docid)
-        if asked != got:
-            raise ScorerAnswerError(f"scorer {url} answered for pair {got} where {asked} was asked")
-        if score.missing:
-            raise ScorerAnswerError(f"scorer {url} says that its score of pair {asked} is missing")
-    return [score.score for score in scores]
-
-
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        seconds = float(response.headers.get("Retry-After", "0"))
-    except ValueError:
-        # The other form is a date; the backoff has to do.
-        return 0.0
-    return min(max(seconds, 0.0), 60.0)
-
-
-def _detail(response: httpx.Response) -> str:
-    """Return a problem document's detail, or the beginning of the text."""
-    detail = _problem(response).get("detail")
-    return str(detail)[:500] if detail else response.text[:200].strip() or response.reason_phrase
-
-
-def _problem(response: httpx.Response) -> dict[str, object]:
-    """Return the answer as a problem document; an empty one where it is none."""
-    try:
-        document = response.json()
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    def forget(self) -> None:
+        """Begin again: it works, or is down."""
+        self.in_a_row = 0
+        self._busy_until = None

@@ -8,7 +8,9 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 
+from tevatron.core.errors import ConfigError
 from tevatron.evaluator.table import RANDOMISATION_MARK, T_MARK, Cell, Table
 
 DIGITS = 4
@@ -22,6 +24,23 @@ class Format(StrEnum):
     CSV = "csv"
     HTML = "html"
     JSON = "json"
+
+
+FORMATS = {
+    ".md": Format.MARKDOWN,
+    ".tex": Format.LATEX,
+    ".csv": Format.CSV,
+    ".html": Format.HTML,
+    ".json": Format.JSON,
+}
+"""Form of a table by the ending of its file."""
+
+
+def format_of(path: Path) -> Format:
+    """Return the form that a table takes in this file."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--output {path}: expected a name that ends with {', '.join(FORMATS)}")
+    return FORMATS[path.suffix.lower()]
 
 
 def render(table: Table, form: Format) -> str:
@@ -134,21 +153,26 @@ def _json(table: Table) -> str:
 _STYLE = """\
 :root { color-scheme: light dark; --line: #d0d7de; --soft: #59636e; --up: #1a7f37; --down: #b42318; --back: #fff; --alt: #f6f8fa; }
 @media (prefers-color-scheme: dark) { :root { --line: #3d444d; --soft: #9198a1; --up: #3fb950; --down: #f97066; --back: #0d1117; --alt: #151b23; } }
-body { margin: 1.5rem auto; padding: 0 1rem; max-width: 72rem; font: 15px/1.5 system-ui, sans-serif; background: var(--back); }
+body { margin: 1.5rem auto; padding: 0 1rem; max-width: 96rem; font: 15px/1.5 system-ui, sans-serif; background: var(--back); }
 h1 { font-size: 1.25rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); background: var(--back); }
+th, td { padding: .4rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); background: var(--back); }
 thead th { background: var(--alt); }
 th:first-child { position: sticky; left: 0; text-align: left; font-weight: 500; border-right: 1px solid var(--line); }
 tbody tr:last-child > * { border-bottom: 0; }
-tr.total > * { border-top: 2px solid var(--line); font-weight: 600; }
-td small { display: inline-block; min-width: 4.2em; color: var(--soft); font-weight: 400; }
+tr.total > * { border-top: 2px solid var(--line); }
+tr.total th { font-weight: 700; }
+td small { display: inline-block; min-width: 4.2em; color: var(--soft); }
 td small.up { color: var(--up); }
 td small.down { color: var(--down); }
-.notes { color: var(--soft); font-size: .87rem; }
-@media (max-width: 30rem) { th, td { padding: .35rem .5rem; } th:first-child { max-width: 8.5rem; white-space: normal; overflow-wrap: anywhere; }
-  td small { display: block; min-width: 0; } }"""
+sup { line-height: 0; }
+.notes { padding-left: 1.2rem; color: var(--soft); font-size: .87rem; }
+@media (max-width: 40rem) {
+  th, td { padding: .35rem .5rem; vertical-align: top; }
+  th:first-child { min-width: 6.5rem; max-width: 8rem; white-space: normal; overflow-wrap: break-word; }
+  td small { display: block; min-width: 0; }
+}"""
 
 
 def _html(table: Table) -> str:
@@ -235,6 +259,7 @@ _TEX_SPECIAL = {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 

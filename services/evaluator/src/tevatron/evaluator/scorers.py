@@ -6,17 +6,18 @@ context, not pairs.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from tevatron.core.contracts.jobs import FailReason, Phase, Rerank
+from tevatron.core.contracts.jobs import FailReason, Phase, ScoredBy
 from tevatron.core.errors import JobError
 from tevatron.core.store.models import Scorer, ScorerState
+from tevatron.core.store.registered import DatasetRepository
 from tevatron.core.store.scorers import (
     LIVE_STATES,
     ScorerRepository,
@@ -33,8 +34,6 @@ TOUCH_S = 10.0
 REMIND_S = 60.0
 """How often a job that waits says so."""
 
-_DECIDING = ("backend", "prompt_template", "head", "yes_id", "no_id", "max_length", "dtype")
-
 Found = TypeVar("Found")
 
 
@@ -46,8 +45,6 @@ class Endpoint:
     fence: int
     external: bool
     backend: Backend
-    served: str
-    """What it said of its prompts and its arithmetic: scores are comparable where this is equal."""
 
 
 def patiently(ctx: JobContext, work: Callable[[Session], Found]) -> Found:
@@ -62,32 +59,38 @@ def patiently(ctx: JobContext, work: Callable[[Session], Found]) -> Found:
             ctx.wait(ctx.settings.poll_s)
 
 
+def dataset_path(ctx: JobContext, dataset_id: str) -> Path:
+    """Return where a registered dataset lies."""
+    dataset = patiently(ctx, lambda session: DatasetRepository(session).by_id(dataset_id))
+    return ctx.settings.data / dataset.path
+
+
 class JobScorers:
     """The scorers of one attempt."""
 
-    def __init__(self, ctx: JobContext, rerank: Rerank) -> None:
+    def __init__(self, ctx: JobContext, wanted: ScoredBy) -> None:
         self._ctx = ctx
-        self._rerank = rerank
-        self._ids: list[str] = list(rerank.scorers or [])
+        self._wanted = wanted
+        self._ids: list[str] = list(wanted.scorers or [])
         self._touched = time.monotonic()
 
     @property
     def own(self) -> bool:
         """Whether the job asked for its scorer, in place of naming ones that are there."""
-        return self._rerank.scorers is None
+        return self._wanted.scorers is None
 
     def request(self) -> None:
         """Ask for the job's scorer; an earlier attempt's is found again."""
         if not self.own:
             return
-        rerank, claim = self._rerank, self._ctx.claim
+        wanted, claim = self._wanted, self._ctx.claim
         target = ScorerTarget(
-            checkpoint_id=rerank.checkpoint if isinstance(rerank.checkpoint, str) else None,
-            model_id=rerank.model,
-            engine=rerank.engine,
-            dtype=rerank.dtype,
-            prompt_template=rerank.prompt_template,
-            max_length=rerank.max_length,
+            checkpoint_id=wanted.checkpoint if isinstance(wanted.checkpoint, str) else None,
+            model_id=wanted.model,
+            engine=wanted.engine,
+            dtype=wanted.dtype,
+            prompt_template=wanted.prompt_template,
+            max_length=wanted.max_length,
         )
         scorer_id = patiently(
             self._ctx,
@@ -146,7 +149,6 @@ def _endpoint(row: Scorer) -> Endpoint:
         fence=row.fence,
         external=row.external,
         backend=Backend(url=row.url, token=row.token),
-        served=json.dumps({name: (row.info or {}).get(name) for name in _DECIDING}),
     )
 
 

@@ -199,10 +199,10 @@ def _cells(
 def _notes(first_stage: str | None, tests: Mapping[_Key, Comparison]) -> list[str]:
     if first_stage is None:
         return []
-    notes = [f"in brackets: change from {first_stage}"]
+    notes = [f"beside a value: its change from {first_stage}"]
     if tests:
         notes.append(
             f"{T_MARK} differs from {first_stage} by the paired t-test, {RANDOMISATION_MARK} by the randomisation test "
-            f"({NUM_SWAPS} swaps): p < {ALPHA}, two-sided, Holm-corrected over the {len(tests)} comparisons of this table"
+            f"({NUM_SWAPS} swaps): p < {ALPHA}, two-sided, Holm-corrected over this table's comparisons ({len(tests)})"
         )
     return notes

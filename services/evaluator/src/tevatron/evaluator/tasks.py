@@ -6,8 +6,6 @@ succeeds. A later attempt retrieves again and scores only what is not in the log
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,37 +14,42 @@ from pathlib import Path
 from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
-from tevatron.core.contracts.jobs import Bm25, EvalJob, FailReason, JobKind, Phase, Rerank
-from tevatron.core.errors import InputError, JobError
+from tevatron.core.contracts.jobs import Bm25, EvalJob, JobKind, Phase, Rerank
+from tevatron.core.errors import InputError
 from tevatron.core.formats.files import sha256_file
 from tevatron.core.formats.ranklist import write_ranklist
 from tevatron.core.store.evaluations import EvaluationRepository, Value
 from tevatron.core.store.models import Evaluation
-from tevatron.core.store.registered import DatasetRepository
 from tevatron.core.worker.runner import Finished, Handler, JobContext
+from tevatron.evaluator.annotate_task import AnnotateTask
+from tevatron.evaluator.benchmarks import Dataset, get_benchmark, load_excluded, prepare_run
 from tevatron.evaluator.files import whole_file
 from tevatron.evaluator.first_stage import Collection, read_collection, read_run, retrieve_bm25
+from tevatron.evaluator.hashes import qrels_sha256
+from tevatron.evaluator.job_scoring import JobScoring
 from tevatron.evaluator.metrics import (
-    COMMON_VARIANT,
     VARIANTS,
     Metric,
     MetricName,
     Metrics,
     Qrels,
     Run,
+    common_variant,
     evaluate,
     parse_metric,
 )
 from tevatron.evaluator.pool import PoolOptions
-from tevatron.evaluator.rerank import Reranker, identity_of, read_documents
+from tevatron.evaluator.rerank import identity_of, read_documents, rerank_first_stage
+from tevatron.evaluator.results import as_json, write_results
 from tevatron.evaluator.score_log import ScoreLog
-from tevatron.evaluator.scorers import JobScorers, patiently
+from tevatron.evaluator.scorers import JobScorers, dataset_path
 from tevatron.evaluator.tables import System, compare
 
 RUNS = "runs"
 CACHE = "cache"
 FIRST_STAGE_NAME = "first_stage.txt"
 RUN_NAME = "run.txt"
+METRICS_NAME = "metrics.json"
 TABLE_NAME = "metrics.md"
 SCORES_NAME = "scores.jsonl"
 
@@ -64,7 +67,7 @@ class _Target:
 
 def make_handlers(pool: PoolOptions | None = None) -> dict[JobKind, Handler]:
     """Return what an evaluator does for each kind of job."""
-    return {JobKind.EVAL: EvalTask(pool)}
+    return {JobKind.EVAL: EvalTask(pool), JobKind.ANNOTATE: AnnotateTask(pool)}
 
 
 class EvalTask:
@@ -78,15 +81,17 @@ class EvalTask:
         ctx.phase(Phase.PREPARING)
         folder = ctx.settings.data / RUNS / ctx.claim.job_id
         folder.mkdir(parents=True, exist_ok=True)
+        rules = _rules(spec)
         collection = read_collection(
-            _dataset_path(ctx, spec.dataset), spec.split, tell=_teller(ctx)
+            dataset_path(ctx, spec.dataset), rules.split, tell=_teller(ctx)
         )
+        rules.check(collection.qrels, origin=str(collection.folder.path.name))
         scorers = None if spec.rerank is None else JobScorers(ctx, spec.rerank)
         if scorers is not None:
             # Before the retrieval, so that the model loads meanwhile.
             scorers.request()
         ctx.phase(Phase.RETRIEVING)
-        first = _first_stage(ctx, spec, collection)
+        first = _drop(ctx, rules, collection, _first_stage(ctx, spec, collection))
         _write_run(folder / FIRST_STAGE_NAME, first)
         run, target = first, _Target()
         if spec.rerank is not None and scorers is not None:
@@ -96,7 +101,7 @@ class EvalTask:
         ctx.check()
         ctx.phase(Phase.EVALUATING)
         _write_run(folder / RUN_NAME, run)
-        return _finish(ctx, spec, collection, first=first, run=run, target=target)
+        return _finish(ctx, spec, rules, collection, first=first, run=run, target=target)
 
     def _rerank(
         self,
@@ -116,21 +121,33 @@ class EvalTask:
         with ScoreLog(log_path, identity=identity_of(rerank)) as log:
             if len(log):
                 ctx.log("info", f"{len(log)} scores of an earlier attempt are kept")
-            reranker = Reranker(ctx, scorers, log, options=self._pool)
-            return reranker.run(
-                first, depth=rerank.depth, queries=collection.queries, documents=documents
+            return rerank_first_stage(
+                first,
+                JobScoring(ctx, scorers, self._pool),
+                log,
+                depth=rerank.depth,
+                queries=collection.queries,
+                documents=documents,
+                check=ctx.check,
             )
 
 
-def _dataset_path(ctx: JobContext, dataset_id: str) -> Path:
-    dataset = patiently(ctx, lambda session: DatasetRepository(session).by_id(dataset_id))
-    if dataset.path is None:
-        raise JobError(
-            f"dataset '{dataset.name}' has no files here: it was registered by a hub id",
-            reason=FailReason.CONFIG_ERROR,
-            phase=Phase.PREPARING,
-        )
-    return ctx.settings.data / dataset.path
+def _rules(spec: EvalJob) -> Dataset:
+    """Return what holds for the data set: its benchmark's rules, or none but the split."""
+    if spec.benchmark is None:
+        return Dataset(name=spec.dataset, split=spec.split)
+    return get_benchmark(spec.benchmark.name).dataset(spec.benchmark.dataset)
+
+
+def _drop(ctx: JobContext, rules: Dataset, collection: Collection, run: Run) -> Run:
+    """Drop what must not count for its query, before it is scored."""
+    excluded = None
+    if rules.drops_excluded:
+        excluded = load_excluded(rules, folder=collection.folder.path)
+    kept, num_dropped = prepare_run(rules, run, excluded=excluded)
+    if num_dropped:
+        ctx.log("info", f"{num_dropped} documents that must not count for their query are dropped")
+    return kept
 
 
 def _teller(ctx: JobContext) -> Callable[[str], None]:
@@ -149,7 +166,7 @@ def _first_stage(ctx: JobContext, spec: EvalJob, collection: Collection) -> Run:
             check=ctx.check,
         )
     return read_run(
-        _dataset_path(ctx, stage.dataset), collection, depth=stage.depth, tell=_teller(ctx)
+        dataset_path(ctx, stage.dataset), collection, depth=stage.depth, tell=_teller(ctx)
     )
 
 
@@ -169,11 +186,21 @@ def _target(scorers: JobScorers) -> _Target:
 
 
 def _finish(
-    ctx: JobContext, spec: EvalJob, collection: Collection, *, first: Run, run: Run, target: _Target
+    ctx: JobContext,
+    spec: EvalJob,
+    rules: Dataset,
+    collection: Collection,
+    *,
+    first: Run,
+    run: Run,
+    target: _Target,
 ) -> Finished:
     wanted = list(dict.fromkeys(parse_metric(text) for text in spec.metrics))
-    found = evaluate(collection.qrels, run, wanted)
-    first_found = found if run is first else evaluate(collection.qrels, first, wanted)
+    level = rules.relevance_level
+    found = evaluate(collection.qrels, run, wanted, relevance_level=level)
+    first_found = found
+    if run is not first:
+        first_found = evaluate(collection.qrels, first, wanted, relevance_level=level)
     if found.missing_queries:
         ctx.log(
             "warning",
@@ -184,6 +211,16 @@ def _finish(
         _warn_if_below(ctx, *_watched(collection.qrels, first, run, first_found, found))
     ctx.metrics(dict(found.means))
     _write_table(ctx, spec, first_found, found)
+    benchmark = None if spec.benchmark is None else spec.benchmark.model_dump(mode="json")
+    write_results(
+        ctx.settings.data / RUNS / ctx.claim.job_id / METRICS_NAME,
+        {
+            "dataset": rules.name,
+            "benchmark": None if spec.benchmark is None else spec.benchmark.name,
+            "split": rules.split,
+            **as_json(found, wanted, per_query=True),
+        },
+    )
     evaluation_id = f"eval_{ctx.claim.job_id.partition('_')[2]}"
     run_sha256 = sha256_file(ctx.settings.data / RUNS / ctx.claim.job_id / RUN_NAME)
 
@@ -195,14 +232,15 @@ def _finish(
             name=ctx.claim.name,
             job_id=ctx.claim.job_id,
             dataset_id=spec.dataset,
-            split=spec.split,
+            split=rules.split,
+            benchmark=benchmark,
             first_stage=first_stage | {"metrics": dict(first_found.means)},
             rerank=None if spec.rerank is None else spec.rerank.model_dump(mode="json"),
             checkpoint_id=target.checkpoint_id,
             model_id=target.model_id,
             metrics=found.means,
             num_queries=found.num_queries_qrels,
-            variant=variant_of(wanted),
+            variant=variant_of(wanted, relevance_level=level),
             run_sha256=run_sha256,
             qrels_sha256=qrels_sha256(collection.qrels),
         )
@@ -255,16 +293,11 @@ def _warn_if_below(
             )
 
 
-def variant_of(metrics: list[Metric]) -> str:
+def variant_of(metrics: list[Metric], *, relevance_level: int = 1) -> str:
     """Say in one line how the numbers were computed."""
     names = list(dict.fromkeys(metric.name for metric in metrics))
     forms = "; ".join(f"{name.value}@k: {VARIANTS[name].format(k='k')}" for name in names)
-    return f"pytrec_eval-terrier {version('pytrec-eval-terrier')}; {forms}; {COMMON_VARIANT}"
-
-
-def qrels_sha256(qrels: Qrels) -> str:
-    """Hash judgments by content, whatever form and order their file has."""
-    return hashlib.sha256(json.dumps(qrels, sort_keys=True).encode()).hexdigest()
+    return f"pytrec_eval-terrier {version('pytrec-eval-terrier')}; {forms}; {common_variant(relevance_level)}"
 
 
 def _values(found: Metrics) -> Iterator[Value]:

@@ -24,7 +24,7 @@ from tevatron.trainer.checks import check_dataset, check_model
 from tevatron.trainer.launchers import Launch, Launcher
 from tevatron.trainer.publish import has_output, publish
 from tevatron.trainer.run_folder import RunFolder
-from tevatron.trainer.watch import EventTail, watch
+from tevatron.trainer.watch import EventTail, catch_up, watch
 
 TRAIN_MODULE = "tevatron.reranker.driver.train"
 MEGATRON_MODULE = "tevatron.megatron.driver.train"
@@ -101,8 +101,8 @@ class Tasks:
     ) -> None:
         ctx.check()
         run.prepare(config)
-        # Before the start, so that nothing that the ranks write is missed.
         tail = EventTail(run.events)
+        catch_up(ctx, tail)
         claim = ctx.claim
         handle = self._launcher.start(
             Launch(
@@ -149,7 +149,8 @@ def run_folder(settings: Settings, job_id: str) -> RunFolder:
 def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
     with ctx.sessions.begin() as session:
         model = ModelRepository(session).by_id(spec.model)
-        dataset = DatasetRepository(session).by_id(spec.dataset)
+        # A string by now: the job was queued once its source had left the dataset.
+        dataset = DatasetRepository(session).by_id(str(spec.dataset))
     model_path = _model_folder(ctx.settings, model)
     dataset_path = ctx.settings.data / dataset.path
     check_model(model_path)

@@ -35,11 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class EventTail:
-    """New whole lines of an events file, from its size at the start on."""
+    """New whole lines of an events file, from where a watcher last said that it had stored them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._mark = path.with_suffix(".stored")
+        self._offset = int(self._mark.read_text()) if self._mark.exists() else 0
+        self._stored = self._offset
 
     def read(self) -> tuple[list[RunEvent], list[str]]:
         """Return the new events, and the lines that are none."""
@@ -59,6 +61,18 @@ class EventTail:
                     self._parse(line, events, broken)
                 file.seek(-len(rest), 1)
         return events, broken
+
+    def pass_over(self) -> None:
+        """Go on behind what is there: a killed attempt may have left half a line."""
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
+    def keep(self) -> None:
+        """Remember that what was read is stored, for the watcher of another attempt."""
+        if self._offset != self._stored:
+            half = self._mark.with_name(f"{self._mark.name}.tmp")
+            half.write_text(str(self._offset))
+            half.replace(self._mark)
+            self._stored = self._offset
 
     @staticmethod
     def _parse(line: bytes, events: list[RunEvent], broken: list[str]) -> None:
@@ -181,6 +195,17 @@ def _read(ctx: JobContext, tail: EventTail, seen: Seen) -> None:
         elif event.type is RunEventType.FAILED:
             seen.failed = seen.failed or _Failed.model_validate(event.data)
         _report(ctx, event)
+    tail.keep()
+
+
+def catch_up(ctx: JobContext, tail: EventTail) -> None:
+    """Store the numbers of an attempt before whose watcher was killed, and pass over whatever else it left."""
+    events, _ = tail.read()
+    for event in events:
+        if event.type is RunEventType.METRICS:
+            ctx.metrics(event.data)
+    tail.pass_over()
+    tail.keep()
 
 
 def _report(ctx: JobContext, event: RunEvent) -> None:

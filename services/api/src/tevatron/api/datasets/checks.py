@@ -14,8 +14,8 @@ from pydantic import JsonValue
 from tevatron.core.contracts.resources import DatasetKind
 from tevatron.core.errors import FormatError, InputError
 from tevatron.core.formats.beir import BeirFolder
+from tevatron.core.formats.candidates import check_run
 from tevatron.core.formats.files import sha256_file, sha256_tree
-from tevatron.core.formats.ranklist import check_ranklist
 from tevatron.core.formats.training import read_training
 
 Stats = dict[str, JsonValue]
@@ -54,7 +54,7 @@ def _training_stats(path: Path) -> Stats:
 
 
 def _ranklist_stats(path: Path) -> Stats:
-    size = check_ranklist(path)
+    size = check_run(path)
     if size.rows == 0:
         raise FormatError("no rows; expected query id, document id, score", path=path)
     return {"queries": size.queries, "rows": size.rows}

@@ -1,4 +1,4 @@
-"""GET /v1/evaluations, /v1/evaluations/{ref} and each query's values."""
+"""GET /v1/evaluations, /v1/evaluations/{ref}, its comparison with another one, and each query's values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from tevatron.api.context import CurrentPage, CurrentSession, ResourceRef
 from tevatron.api.pages import page_resource
 from tevatron.api.problems import responses
 from tevatron.api.security import CurrentCaller
-from tevatron.core.contracts.jobs import Name, Ref
-from tevatron.core.contracts.resources import EvaluationResource, EvaluationValue, Page
+from tevatron.core.contracts.jobs import METRIC_PATTERN, Name, Ref
+from tevatron.core.contracts.resources import (
+    EvaluationComparison,
+    EvaluationResource,
+    EvaluationValue,
+    MetricComparison,
+    Page,
+)
 from tevatron.core.errors import InputError
 from tevatron.core.store.evaluations import EvaluationRepository, Value
 
@@ -55,6 +61,45 @@ def get_evaluation(
 
 
 @router.get(
+    "/v1/evaluations/{ref}/comparison",
+    operation_id="compare_evaluations",
+    responses=responses(404),
+)
+def compare_evaluations(
+    ref: ResourceRef,
+    caller: CurrentCaller,
+    session: CurrentSession,
+    baseline: Annotated[Ref, Query(description="Id or name of the evaluation to compare with.")],
+) -> EvaluationComparison:
+    """Compare two evaluations with the same judgments: the means, and the queries won and lost."""
+    repository = EvaluationRepository(session)
+    ours = repository.get(ref, key_id=caller.scope)
+    theirs = repository.get(baseline, key_id=caller.scope)
+    if ours.qrels_sha256 != theirs.qrels_sha256:
+        raise InputError(
+            f"evaluations '{ref}' and '{baseline}' cannot be compared: they were made with other judgments "
+            f"({ours.dataset_id}, {ours.split}, {ours.num_queries} queries; {theirs.dataset_id}, {theirs.split}, "
+            f"{theirs.num_queries} queries)"
+        )
+    return EvaluationComparison(
+        evaluation=EvaluationResource.model_validate(ours),
+        baseline=EvaluationResource.model_validate(theirs),
+        metrics=[
+            MetricComparison(
+                metric=metric,
+                value=ours.metrics[metric],
+                baseline=theirs.metrics[metric],
+                delta=ours.metrics[metric] - theirs.metrics[metric],
+                num_won=outcome.won,
+                num_lost=outcome.lost,
+                num_same=outcome.same,
+            )
+            for metric, outcome in sorted(repository.outcomes(ours.id, theirs.id).items())
+        ],
+    )
+
+
+@router.get(
     "/v1/evaluations/{ref}/values", operation_id="list_evaluation_values", responses=responses(404)
 )
 def list_evaluation_values(
@@ -64,7 +109,7 @@ def list_evaluation_values(
     bounds: CurrentPage,
     metric: Annotated[
         str | None,
-        Query(max_length=100, pattern=r"^[a-z]+@[1-9][0-9]{0,4}$", description="e.g. ndcg@10"),
+        Query(max_length=100, pattern=METRIC_PATTERN, description="e.g. ndcg@10"),
     ] = None,
 ) -> Page[EvaluationValue]:
     """List each query's values, in the order of metric and query id."""

@@ -125,7 +125,6 @@ def cancel_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession)
     """Cancel a job: at once where nobody runs it, else its worker ends every process of it first."""
     repository = JobRepository(session)
     job = repository.request_cancel(ref, key_id=caller.scope)
-    nudge(session)
     return job_resources([job], repository)[0]
 
 

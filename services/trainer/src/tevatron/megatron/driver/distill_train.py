@@ -7,4 +7,6 @@ from tevatron.trainer.program.main import leave, main
 DEFAULTS = {"dtype": "bfloat16", "loss": "listwise_kl"}
 
 if __name__ == "__main__":
-    leave(main(backend="megatron", defaults=DEFAULTS))
+    leave(
+        main(driver="tevatron.megatron.driver.distill_train", backend="megatron", defaults=DEFAULTS)
+    )

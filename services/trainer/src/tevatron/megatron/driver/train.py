@@ -8,4 +8,4 @@ from tevatron.trainer.program.main import leave, main
 DEFAULTS = {"dtype": "bfloat16"}
 
 if __name__ == "__main__":
-    leave(main(backend="megatron", defaults=DEFAULTS))
+    leave(main(driver="tevatron.megatron.driver.train", backend="megatron", defaults=DEFAULTS))

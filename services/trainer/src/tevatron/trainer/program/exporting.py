@@ -67,7 +67,8 @@ class Export:
     """What is published, and in which form."""
 
     output_dir: Path
-    """The folder whose export/ is made."""
+    """The folder in which `name` is made."""
+    name: str = EXPORT_NAME
     base: BaseModel
     base_name: str
     arguments: TrainArguments
@@ -85,7 +86,7 @@ class Export:
 
     def begin(self) -> Path:
         """Return an empty folder for the weights."""
-        written = self.output_dir / f"{EXPORT_NAME}.tmp"
+        written = self.output_dir / f"{self.name}.tmp"
         shutil.rmtree(written, ignore_errors=True)
         written.mkdir(parents=True)
         return written
@@ -93,6 +94,11 @@ class Export:
     def probe_ids(self) -> list[list[int]]:
         """Return the probes as the training model is to score them."""
         return [self.base.renderer.render(pair).ids for pair in self._probe_pairs()]
+
+    def write_adapter(self, adapted: PeftModel, folder: Path) -> None:
+        """Write the adapters alone, with the base model's name."""
+        adapted.save_pretrained(str(folder), safe_serialization=True)
+        self._name_base(folder)
 
     def finish(self, written: Path, scores: list[float]) -> Path:
         """Add tokenizer and contract to the weights, prove that they give these scores, and name the folder."""
@@ -110,7 +116,7 @@ class Export:
         contract = self._contract(written, probes)
         write_contract(written, contract)
         self._prove(written, contract)
-        final = self.output_dir / EXPORT_NAME
+        final = self.output_dir / self.name
         shutil.rmtree(final, ignore_errors=True)
         publish_folder(written, final)
         return final
@@ -128,8 +134,7 @@ class Export:
         if self.adapter_only:
             if trained.adapted is None or self.arguments.head is Head.SEQ_CLS:
                 raise ConfigError("form 'adapter' needs a LoRA run with head 'yes_no'")
-            trained.adapted.save_pretrained(str(folder), safe_serialization=True)
-            self._name_base(folder)
+            self.write_adapter(trained.adapted, folder)
         else:
             model = merged(trained)
             nn.Module.to(model, DTYPES[self.dtype])

@@ -24,13 +24,17 @@ from tevatron.trainer.program.reference_flags import (
     FIXED,
     MEGATRON_DEAD,
     MEGATRON_REFUSED,
-    OTHER_BACKEND,
     REFUSED,
     TRANSLATED,
 )
 
 RUN_FLAGS = ("model_name_or_path", "dataset_path", "output_dir", "base_model", "resume")
 Backend = typing.Literal["hf", "megatron"]
+_NOT_HONOURED: dict[Backend, frozenset[str]] = {
+    "hf": frozenset({"megatron"}),
+    "megatron": frozenset({"megatron", "fsdp", "attn_implementation"}),
+}
+"""Fields of TrainArguments that are no flags of a backend's drivers."""
 _RUN_ALIASES = {"save_dir": "output_dir", "distill_dataset_path": "dataset_path"}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -60,24 +64,38 @@ def parse(
     return _from_values(_split(argv), backend=backend, defaults=defaults or {})
 
 
-def help_text() -> str:
-    """Return what --help says."""
+def help_text(
+    driver: str, *, backend: Backend = "hf", defaults: Mapping[str, JsonValue] | None = None
+) -> str:
+    """Return what --help of that driver says: its own name, the flags of its backend and its own defaults."""
+    start = "torchrun -m" if backend == "megatron" else "python -m"
+    own = defaults or {}
     lines = [
-        "usage: python -m tevatron.reranker.driver.train --model_name_or_path DIR --dataset_path FILE --output_dir DIR [flags]",
-        "       python -m tevatron.reranker.driver.train CONFIG.json",
+        f"usage: {start} {driver} --model_name_or_path DIR --dataset_path FILE --output_dir DIR [flags]",
+        f"       {start} {driver} CONFIG.json",
         "",
-        "Train a reranker; the checkpoint lies in OUTPUT_DIR/export. A folder with saved states is gone on with.",
+        f"Train a reranker with the {backend} backend; the checkpoint lies in OUTPUT_DIR/export. "
+        "A folder with saved states is gone on with.",
         "",
     ]
     for name, field in TrainRun.model_fields.items():
         if name in RUN_FLAGS and field.description:
             lines += [f"  --{name}", f"      {field.description}"]
-    for name, field in TrainArguments.model_fields.items():
-        lines += [f"  --{name}  (default: {field.default})", f"      {field.description or ''}"]
-    lines += [
-        "",
-        "The reference's other spellings and flags of the Hugging Face Trainer are taken too.",
-    ]
+    fields = {
+        name: field
+        for name, field in TrainArguments.model_fields.items()
+        if name not in _NOT_HONOURED[backend]
+    }
+    if backend == "megatron":
+        fields |= MegatronArguments.model_fields
+    for name, field in fields.items():
+        default = own.get(name, field.default)
+        lines += [f"  --{name}  (default: {default})", f"      {field.description or ''}"]
+    lines += ["", "The reference's other spellings are taken too."]
+    if backend == "hf":
+        lines[-1] = (
+            "The reference's other spellings and flags of the Hugging Face Trainer are taken too."
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -212,7 +230,7 @@ def _translate_hf(given: str, value: JsonValue, warnings: list[str]) -> dict[str
         raise ConfigError(
             f"--{given} {value} is not honoured by the hf backend; it takes {' or '.join(FIXED[given])} only"
         )
-    if given in OTHER_BACKEND:
+    if given in MegatronArguments.model_fields:
         raise ConfigError(
             f"--{given} is a flag of the megatron backend; the hf backend does not honour it"
         )
@@ -283,6 +301,9 @@ def _validated(content: dict[str, typing.Any], *, source: str) -> TrainRun:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "arguments")
+        if not place:
+            # A rule over several flags, which says itself what it got.
+            raise ConfigError(f"{source}: {first['msg']}") from error
         raise ConfigError(
             f"{source}: '{place}': {first['msg']}, got {first.get('input')!r}"
         ) from error

@@ -25,16 +25,17 @@ FAILED, BAD_FLAGS = 1, 2
 def main(
     argv: Sequence[str] | None = None,
     *,
+    driver: str = "tevatron.reranker.driver.train",
     backend: Backend = "hf",
     defaults: Mapping[str, JsonValue] | None = None,
 ) -> int:
-    """Run one rank of a driver; return its exit code. `defaults` are that driver's own."""
+    """Run one rank of a driver; return its exit code. `driver` is its module, `defaults` are its own."""
     environment = RankEnvironment.read()
     if environment.attempt is not None:
         die_with_parent()
     words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
-        sys.stdout.write(help_text())
+        sys.stdout.write(help_text(driver, backend=backend, defaults=defaults))
         return 0
     configure_logging("trainer")
     with bound(rank=environment.rank):

@@ -51,15 +51,6 @@ FIXED: dict[str, tuple[str, ...]] = {
 }
 """Flags that are honoured with these values only, which are also what happens anyway."""
 
-OTHER_BACKEND = frozenset(
-    {
-        "moe_router_load_balancing_type",
-        "moe_aux_loss_coeff",
-        "moe_z_loss_coeff",
-        "sequence_parallel",
-    }
-)
-
 MEGATRON_DEAD: dict[str, str] = {
     "global_batch_size": "the step takes micro_batch_size x num_micro_batches x replicas queries",
     "freeze_backbone": "use --use_lora to train few weights",

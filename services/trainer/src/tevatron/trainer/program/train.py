@@ -5,11 +5,9 @@ Knows the order of the phases and who does what in them; the backend knows how t
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from tevatron.core.contracts.jobs import Phase
 from tevatron.core.contracts.run import CONFIG_NAME, TrainRun
@@ -20,14 +18,8 @@ from tevatron.trainer.program.backends.hf.arguments import (
     training_arguments,
 )
 from tevatron.trainer.program.backends.hf.backend import HfBackend, load_state
-from tevatron.trainer.program.backends.hf.context import Run
-from tevatron.trainer.program.data.groups import GroupDataset
-from tevatron.trainer.program.data.rows import Demands, RowFile, prepare_rows
-from tevatron.trainer.program.data.sampling import Sampling
-from tevatron.trainer.program.data.schedule import Schedule
 from tevatron.trainer.program.events import EventWriter
 from tevatron.trainer.program.exporting import Export
-from tevatron.trainer.program.losses import get_loss
 from tevatron.trainer.program.models import (
     BaseModel,
     TrainableModel,
@@ -35,19 +27,14 @@ from tevatron.trainer.program.models import (
     open_base,
 )
 from tevatron.trainer.program.module import RerankModule
+from tevatron.trainer.program.preparing import begin, prepare
 from tevatron.trainer.program.settings import RankEnvironment
-from tevatron.trainer.program.states import State, find_state, newest_state
-from tevatron.trainer.program.stopping import Stopper
-
-logger = logging.getLogger(__name__)
+from tevatron.trainer.program.states import State, find_state
 
 
 def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -> None:
     """Run the whole training; ends early, with its state saved, when asked to stop."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    stopper = Stopper(config.output_dir)
-    stopper.install(lambda: events.stopped(None))
-    events.phase(Phase.PREPARING)
+    stopper = begin(config, events)
     arguments = config.arguments
     check_arguments(arguments, num_ranks=environment.world_size)
     base = open_base(config.model_name_or_path, arguments)
@@ -58,18 +45,20 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
         others=config.hf_arguments,
     )
     device = hf_arguments.device
-    rows = _prepare(config, base, environment)
-    run = _make_run(config, rows, environment, events, stopper)
+    run, dataset, state = prepare(
+        config,
+        base,
+        num_replicas=environment.world_size,
+        barrier=_barrier,
+        events=events,
+        stopper=stopper,
+    )
     set_length(hf_arguments, arguments, total_steps=run.schedule.total_steps)
-    state = newest_state(config.output_dir) if config.resume else None
-    if state is not None:
-        run.check_state(state)
-        logger.info("going on from the state of step %d", state.step)
     events.phase(Phase.LOADING)
     trained = load_trainable(base, arguments, device=device)
     events.phase(Phase.TRAINING)
     backend = HfBackend(run, hf_arguments)
-    step = backend.train(base, trained, _dataset(run, rows, base), state=state)
+    step = backend.train(base, trained, dataset, state=state)
     if stopper.requested:
         events.stopped(step)
         return
@@ -78,7 +67,7 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
         events.phase(Phase.EXPORTING)
         if backend.is_sharded:
             trained = load_whole(base, config, find_state(config.output_dir, step), device)
-        _export(config, base, trained, rows.summary.dataset_sha256, device)
+        _export(config, base, trained, run.dataset_sha256, device)
         events.exported(step)
 
 
@@ -108,63 +97,6 @@ def load_whole(
     return trained
 
 
-def _prepare(config: TrainRun, base: BaseModel, environment: RankEnvironment) -> RowFile:
-    """Check the data on rank 0 while the others wait, and open it everywhere."""
-    if environment.rank == 0:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-        demands = Demands(
-            group_size=config.arguments.train_group_size,
-            needs_teacher=get_loss(config.arguments.loss).needs_teacher,
-        )
-        rows = prepare_rows(
-            Path(config.dataset_path), config.output_dir, renderer=base.renderer, demands=demands
-        )
-        logger.info("%d training rows are whole", len(rows))
-    if environment.world_size > 1:
-        torch.distributed.barrier()
-    return RowFile(config.output_dir)
-
-
-def _make_run(
-    config: TrainRun,
-    rows: RowFile,
-    environment: RankEnvironment,
-    events: EventWriter,
-    stopper: Stopper,
-) -> Run:
-    arguments = config.arguments
-    return Run(
-        run_dir=config.output_dir,
-        arguments=arguments,
-        schedule=Schedule(
-            num_rows=len(rows),
-            micro_batch=arguments.per_device_train_batch_size,
-            num_micro_batches=arguments.gradient_accumulation_steps,
-            num_ranks=environment.world_size,
-            num_epochs=arguments.num_train_epochs,
-            max_steps=arguments.max_steps,
-        ),
-        sampling=Sampling(
-            seed=arguments.seed,
-            group_size=arguments.train_group_size,
-            first_positive=arguments.positive_passage_no_shuffle,
-            first_negatives=arguments.negative_passage_no_shuffle,
-        ),
-        dataset_sha256=rows.summary.dataset_sha256,
-        events=events,
-        stopper=stopper,
-    )
-
-
-def _dataset(run: Run, rows: RowFile, base: BaseModel) -> GroupDataset:
-    return GroupDataset(
-        rows,
-        renderer=base.renderer,
-        sampling=run.sampling,
-        needs_teacher=get_loss(run.arguments.loss).needs_teacher,
-    )
-
-
 def _export(
     config: TrainRun,
     base: BaseModel,
@@ -181,7 +113,13 @@ def _export(
         dataset_sha256=dataset_sha256,
         dtype=arguments.export_dtype or arguments.dtype,
         device=device,
+        adapter_only=arguments.export_form == "adapter",
     ).publish(trained)
+
+
+def _barrier() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def _leave_ranks() -> None:

@@ -8,8 +8,8 @@ import torch
 from transformers import TrainingArguments
 
 from tevatron.trainer.program.backends.hf import snapshot
-from tevatron.trainer.program.backends.hf.context import Run
 from tevatron.trainer.program.backends.hf.trainer import RerankTrainer
+from tevatron.trainer.program.context import Run
 from tevatron.trainer.program.data.groups import GroupDataset
 from tevatron.trainer.program.models import BaseModel, TrainableModel
 from tevatron.trainer.program.module import RerankModule

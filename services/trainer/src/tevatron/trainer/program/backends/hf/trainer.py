@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerControl, Train
 from tevatron.core.contracts.jobs import Phase
 from tevatron.core.packing import pack
 from tevatron.trainer.program.backends.hf import snapshot
-from tevatron.trainer.program.backends.hf.context import Run
+from tevatron.trainer.program.context import Run
 from tevatron.trainer.program.data.groups import (
     Group,
     GroupDataset,

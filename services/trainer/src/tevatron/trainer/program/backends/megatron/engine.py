@@ -24,7 +24,7 @@ from tevatron.core.packing import pack
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 from tevatron.trainer.program.backends.megatron.optimizer import set_rate
 from tevatron.trainer.program.backends.megatron.parallel import Ranks
-from tevatron.trainer.program.backends.megatron.passes import Pass, choose_passes, make_pass
+from tevatron.trainer.program.backends.megatron.passes import Cut, Pass, choose_passes, make_pass
 from tevatron.trainer.program.backends.megatron.scoring import AnswerScores
 from tevatron.trainer.program.data.groups import Group
 from tevatron.trainer.program.losses import Temperatures, get_loss
@@ -85,8 +85,9 @@ class Engine:
         )
         _, grad_norm, _ = self.optimizer.step()
         total = float(sum(float(loss) for loss in losses)) if losses else 0.0
-        # Every tensor-parallel rank of the last stage has the same loss; the other stages have none.
-        loss = self.ranks.sums([total])[0] / self.ranks.layout.tensor
+        # Every tensor- and context-parallel rank of the last stage has the same loss; the other stages have none.
+        layout = self.ranks.layout
+        loss = self.ranks.sums([total])[0] / (layout.tensor * layout.context)
         # None where fp16's loss scaling met an infinite gradient and left the step out.
         norm = math.inf if grad_norm is None else float(grad_norm)
         return StepNumbers(loss=loss, grad_norm=norm, num_passes=num_passes)
@@ -130,6 +131,10 @@ class Engine:
             packed=packed,
             pad_to_multiple_of=self.arguments.pad_to_multiple_of,
             num_shards=self.ranks.layout.tensor if config.sequence_parallel else 1,
+            cut=Cut(
+                parallel_state.get_context_parallel_rank(),
+                parallel_state.get_context_parallel_world_size(),
+            ),
             device=self.ranks.device,
         )
 
@@ -168,7 +173,7 @@ class Engine:
             packed_seq_params=made.packing,
             padding_mask=made.is_padding if is_moe else None,
             output_processor=self.scores,
-            output_processor_context=made.last_rows,
+            output_processor_context=made.last,
         )
         return output, partial(reduce, made)
 
@@ -187,5 +192,6 @@ class Engine:
         )
         losses_N = get_loss(self.arguments.loss).function(scores_NG, teacher_NG, temperatures)
         share = losses_N.sum() / made.groups[0].num_groups
-        # Megatron takes the mean over passes and over replicas, and divides in place: the log has a copy.
+        # Megatron takes the mean over passes and over replicas, and divides in place: the log has a copy. It allows for
+        # the context-parallel ranks, each of which has the gradient of its own tokens, by itself.
         return share * num_passes * self.ranks.layout.data, share.detach().clone()

@@ -9,7 +9,11 @@ from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.run import ExportRun, TrainRun
 from tevatron.core.errors import ConfigError
 from tevatron.core.model_shape import ModelShape
-from tevatron.trainer.program.backends.megatron.parallel import check_layout, join_ranks
+from tevatron.trainer.program.backends.megatron.parallel import (
+    check_layout,
+    join_ranks,
+    leave_ranks,
+)
 from tevatron.trainer.program.backends.megatron.run import (
     finish_export,
     load_engine,
@@ -26,15 +30,10 @@ from tevatron.trainer.program.states import State
 def export_state(
     config: ExportRun, run: TrainRun, state: State, base: BaseModel, *, dtype: Dtype
 ) -> None:
-    """Publish the state's weights, merged; an expert-parallel run's LoRA has adapters that one rank cannot hold."""
-    if config.form == "adapter":
-        raise ConfigError("form 'adapter' is not honoured by the megatron backend; use 'merged'")
+    """Publish the state's weights, merged or as adapters alone."""
+    if config.form == "adapter" and not run.arguments.use_lora:
+        raise ConfigError("form 'adapter' needs a LoRA run, this one trained all weights")
     own = run.arguments.megatron
-    if run.arguments.use_lora and own.expert_model_parallel_size > 1:
-        raise ConfigError(
-            f"a LoRA run with expert_model_parallel_size {own.expert_model_parallel_size} has adapters for each of its "
-            "ranks; its own export is published at its end"
-        )
     single = own.model_copy(
         update={
             name: field.default
@@ -56,8 +55,10 @@ def export_state(
         dataset_sha256=RowFile(config.run_dir).summary.dataset_sha256,
         dtype=dtype,
         device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        adapter_only=config.form == "adapter",
     )
     written, scores = write_export(export, engine)
+    leave_ranks()
     # What is loaded back needs the memory.
     del engine
     finish_export(export, written, scores)

@@ -6,20 +6,23 @@ import logging
 import math
 import resource
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 
-from tevatron.trainer.program.backends.hf.context import Run
+from tevatron.core.contracts.run import EXPORTS_NAME
 from tevatron.trainer.program.backends.megatron.data import StepSampler, step_loader
 from tevatron.trainer.program.backends.megatron.engine import Engine, StepNumbers
 from tevatron.trainer.program.backends.megatron.optimizer import learning_rate
 from tevatron.trainer.program.backends.megatron.state import (
     WEIGHTS,
+    PendingSave,
     load_state,
     load_weights,
-    save_state,
 )
+from tevatron.trainer.program.context import Run
 from tevatron.trainer.program.data.groups import Group, GroupDataset
 from tevatron.trainer.program.failures import NotFiniteError
 from tevatron.trainer.program.states import State, begin_state, beside, commit_state
@@ -37,13 +40,23 @@ _MOE_LOSSES = {
 class Loop:
     """Trains an engine over a run's schedule."""
 
-    def __init__(self, engine: Engine, run: Run, dataset: GroupDataset) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        run: Run,
+        dataset: GroupDataset,
+        *,
+        publish: Callable[[int], Path | None],
+    ) -> None:
+        """`publish` makes a checkpoint of a step, on every rank, and returns its folder on rank 0."""
         self._engine = engine
+        self._publish = publish
         self._run = run
         self._dataset = dataset
         self._open_loss = 0.0
         self._logged_step = 0
         self._saved_step = 0
+        self._pending: tuple[int, PendingSave] | None = None
         self._counts = _Counts()
 
     def train(self, state: State | None) -> int:
@@ -67,12 +80,15 @@ class Loop:
             self._step(step, groups)
             # One rank may be told before another; all stop after the same step.
             stopper.requested = bool(self._engine.ranks.most(int(stopper.requested)))
+            self._finish_save_if_written()
             if step % self._run.arguments.save_steps == 0 or stopper.requested:
                 self._save(step)
             if stopper.requested:
                 break
+            self._publish_step(step)
         if self._saved_step != step:
             self._save(step)
+        self._finish_save()
         stopper.is_training = False
         return step
 
@@ -103,6 +119,17 @@ class Loop:
         self._counts.add(groups, numbers.num_passes)
         if step % arguments.logging_steps == 0 or step == total:
             self._report(step, numbers, rate=rate)
+
+    def _publish_step(self, step: int) -> None:
+        every = self._run.arguments.megatron.export_steps
+        # The last step's is published when all is done.
+        if not every or step % every or step == self._run.schedule.total_steps:
+            return
+        folder = self._publish(step)
+        if folder is not None:
+            self._run.events.log(
+                "info", f"step {step} is published as {EXPORTS_NAME}/{folder.name}"
+            )
 
     def _check_finite(self, step: int, numbers: StepNumbers) -> None:
         is_scaled = self._run.arguments.dtype == "float16"
@@ -156,23 +183,41 @@ class Loop:
         return {f"moe/{name}": float(value) for name, value in found.items()}
 
     def _save(self, step: int) -> None:
-        """Write a resumable state of this step; every rank takes part."""
+        """Begin to write a resumable state of this step; every rank takes part."""
+        self._finish_save()
         run, ranks = self._run, self._engine.ranks
         if ranks.rank == 0:
             (begin_state(run.run_dir, step) / WEIGHTS).mkdir()
         ranks.barrier()
         folder = beside(run.run_dir, step)
-        save_state(
+        pending = PendingSave(
             folder, self._engine.model, self._engine.optimizer, is_lora=run.arguments.use_lora
         )
         if ranks.rank == 0:
             run.write_position(folder, open_loss=(self._open_loss, self._logged_step))
+        self._pending = (step, pending)
+        self._saved_step = step
+
+    def _finish_save_if_written(self) -> None:
+        if self._pending is None:
+            return
+        is_open = not self._pending[1].is_written
+        if not self._engine.ranks.most(int(is_open)):
+            self._finish_save()
+
+    def _finish_save(self) -> None:
+        """Wait for the state that is being written, and give it its name."""
+        if self._pending is None:
+            return
+        run, ranks = self._run, self._engine.ranks
+        step, pending = self._pending
+        pending.finish()
         ranks.barrier()
         if ranks.rank == 0:
             commit_state(run.run_dir, step, keep=run.arguments.save_total_limit)
             run.events.state_saved(step)
         ranks.barrier()
-        self._saved_step = step
+        self._pending = None
 
 
 class _Counts:

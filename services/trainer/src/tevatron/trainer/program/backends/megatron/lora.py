@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from megatron.bridge.peft.lora import LoRA
 from megatron.core import parallel_state
+from torch import Tensor
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError, unknown_name
@@ -40,6 +41,7 @@ one product, and `experts.local_experts.N.linear_fc1` where they are computed on
 DEFAULT_DENSE = ("attn", "mlp")
 DEFAULT_MOE = ("attn", "moe_experts", "moe_shared")
 
+_SHARED_ADAPTER = re.compile(rf".*\.mlp\.experts\.{_FC}\.adapter\.linear_(?:in|out)\.weight")
 _ADAPTABLE = re.compile(r".*\.(?:linear_\w+|router)")
 
 
@@ -47,8 +49,10 @@ def adapt(chunks: list[Any], arguments: TrainArguments, ranks: Ranks) -> None:
     """Put adapters on the modules that the arguments name; nothing else stays trainable."""
     names = adaptable_names(chunks)
     provider = chunks[0].config
-    patterns = target_patterns(everywhere(names), arguments, provider)
-    chosen = [name for name in names if any(re.fullmatch(one, name) for one in patterns)]
+    all_names = everywhere(names)
+    patterns = target_patterns(all_names, arguments, provider)
+    _check_routers(_matching(patterns, all_names), tensor=ranks.layout.tensor)
+    chosen = _matching(patterns, names)
     lora = LoRA(
         target_modules=chosen or ["no module of this stage"],
         dim=arguments.lora_r,
@@ -59,6 +63,20 @@ def adapt(chunks: list[Any], arguments: TrainArguments, ranks: Ranks) -> None:
     lora(chunks, training=True)
     for chunk in chunks:
         _draw_adapters(chunk, seed=arguments.seed)
+        _count_shared_once(chunk)
+
+
+def _matching(patterns: list[str], names: list[str]) -> list[str]:
+    return [name for name in names if any(re.fullmatch(one, name) for one in patterns)]
+
+
+def _check_routers(chosen: list[str], *, tensor: int) -> None:
+    """Refuse what the bridge does wrongly: it gathers a router's adapter over ranks that hold different tokens."""
+    if tensor > 1 and any(name.endswith(".router") for name in chosen):
+        raise ConfigError(
+            f"LoRA on the routers needs tensor_model_parallel_size 1, got {tensor}: their adapters would mix the tokens "
+            "of these ranks"
+        )
 
 
 def adaptable_names(chunks: Iterable[Any]) -> list[str]:
@@ -132,8 +150,14 @@ def _kinds(names: Iterable[str]) -> list[str]:
 def _draw_adapters(chunk: Any, *, seed: int) -> None:
     offset = chunk.decoder.layers[0].layer_number - 1 if len(chunk.decoder.layers) else 0
     for name, parameter in chunk.named_parameters():
-        if name.endswith(".adapter.linear_in.weight") and parameter.dim() == 2:
-            _draw(parameter, name=_with_offset(name, offset), seed=seed)
+        if not name.endswith(".adapter.linear_in.weight"):
+            continue
+        whole_name = _with_offset(name, offset)
+        if parameter.dim() == 3:
+            for number, matrix in enumerate(parameter, _first_expert(chunk.config)):
+                _draw(matrix, parameter, name=f"{whole_name}:{number}", seed=seed)
+        else:
+            _draw(parameter, parameter, name=_with_expert(whole_name, chunk.config), seed=seed)
 
 
 def _with_offset(name: str, offset: int) -> str:
@@ -141,25 +165,45 @@ def _with_offset(name: str, offset: int) -> str:
     return re.sub(r"(?<=\.layers\.)\d+", lambda match: str(int(match[0]) + offset), name, count=1)
 
 
-def _draw(parameter: torch.nn.Parameter, *, name: str, seed: int) -> None:
-    """Fill with this rank's part of the whole matrix, uniform as PEFT draws it."""
-    is_expert = ".experts." in name
-    group = (
-        parallel_state.get_expert_tensor_parallel_group()
-        if is_expert
-        else parallel_state.get_tensor_model_parallel_group()
-    )
+def _with_expert(name: str, config: Any) -> str:
+    """Return a sequential expert's name as a grouped one's, with its number in the whole layer."""
+    found = re.search(r"\.local_experts\.(\d+)", name)
+    if found is None:
+        return name
+    return f"{name.replace(found[0], '')}:{_first_expert(config) + int(found[1])}"
+
+
+def _first_expert(config: Any) -> int:
+    """Return the number of this rank's first expert."""
+    local = config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+    return int(local * parallel_state.get_expert_model_parallel_rank())
+
+
+def _draw(matrix: Tensor, parameter: torch.nn.Parameter, *, name: str, seed: int) -> None:
+    """Fill a matrix of the parameter with this rank's part of the whole one, uniform as PEFT draws it."""
+    group = parallel_state.get_tensor_model_parallel_group()
     is_cut = getattr(parameter, "tensor_model_parallel", False) and group.size() > 1
+    # Experts are whole on every rank.
+    is_cut = is_cut and ".experts." not in name
     dim = vars(parameter)["partition_dim"] if is_cut else 0
-    shape = list(parameter.shape)
+    shape = list(matrix.shape)
     if is_cut:
         shape[dim] *= group.size()
-    if is_expert:
-        # The ranks of an expert-parallel group hold adapters of their own.
-        name = f"{name}:{parallel_state.get_expert_model_parallel_rank()}"
     digest = hashlib.sha256(f"tevatron:lora:{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") % 2**63)
     bound = 1 / math.sqrt(shape[-1])
     whole = torch.empty(shape).uniform_(-bound, bound, generator=generator)
     part = whole.chunk(group.size(), dim=dim)[group.rank()] if is_cut else whole
-    parameter.copy_(part)
+    matrix.copy_(part)
+
+
+def _count_shared_once(chunk: Any) -> None:
+    """Take the copies of a layer's one expert adapter out of the gradient norm, but for the first rank's.
+
+    The bridge keeps the copies on the expert-parallel ranks alike by adding their gradients up.
+    """
+    if parallel_state.get_expert_model_parallel_rank() == 0:
+        return
+    for name, parameter in chunk.named_parameters():
+        if _SHARED_ADAPTER.fullmatch(name) and parameter.dim() == 2:
+            vars(parameter)["shared"] = True

@@ -120,6 +120,7 @@ def configure(provider: Any, arguments: TrainArguments, ranks: Ranks) -> None:
     provider.calculate_per_token_loss = False
     provider.cross_entropy_loss_fusion = False
     if is_moe:
+        provider.moe_grouped_gemm = own.moe_grouped_gemm
         provider.moe_router_load_balancing_type = own.moe_router_load_balancing_type
         provider.moe_aux_loss_coeff = own.moe_aux_loss_coeff
         provider.moe_z_loss_coeff = own.moe_z_loss_coeff
@@ -139,7 +140,7 @@ def _choose_kernels(provider: Any, *, has_fused: bool) -> None:
     if has_fused:
         return
     provider.masked_softmax_fusion = provider.persist_layer_norm = False
-    provider.moe_grouped_gemm = provider.moe_permute_fusion = False
+    provider.moe_permute_fusion = False
     if provider.transformer_layer_spec is not default_layer_spec and not _is_standard(provider):
         raise ConfigError(
             f"this model's layers ({type(provider).__name__}) need Transformer Engine, which is not installed"

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from tevatron.core.contracts.megatron import MegatronArguments
-from tevatron.core.errors import ConfigError
 from tevatron.core.layout import Layout
 from tevatron.core.model_shape import ModelShape
 from tevatron.trainer.program.settings import RankEnvironment
@@ -56,10 +55,6 @@ def check_layout(arguments: MegatronArguments, shape: ModelShape, *, world: int)
     """Return the layout, or raise `ConfigError` with the numbers that do not fit."""
     layout = arguments.layout(world)
     layout.check(shape)
-    if layout.context > 1:
-        raise ConfigError(
-            f"context_parallel_size: expected 1, got {layout.context}: prompts are packed whole, and none is split"
-        )
     return layout
 
 

@@ -2,14 +2,19 @@
 
 Owns the tensors that Megatron's model takes. It knows neither the model nor the loss.
 
-Shapes: T tokens of a packed row, B rows, S width of padded rows, P prompts.
+With context parallelism each rank holds a part of every prompt: two of its pieces, one from each half, so that all
+ranks have alike much to attend to. That is how Megatron's rotary embedding and Transformer Engine expect it.
+
+Shapes: T tokens of a packed row (of this rank), B rows, S width of padded rows, P prompts.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -23,6 +28,22 @@ TOKENS_MULTIPLE = 16
 """Packed rows are as long as a multiple of this, which the kernels of Transformer Engine want."""
 
 
+class LastTokens(NamedTuple):
+    """Where the prompts' last tokens are."""
+
+    rows: Tensor
+    """int64 [P]: places in the hidden states [S, B, H], laid end to end."""
+    is_own: Tensor | None
+    """bool [P]: whether the token is on this rank; None where every rank has all tokens."""
+
+
+class Cut(NamedTuple):
+    """This rank among those that share the tokens of a packed row."""
+
+    rank: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What one forward pass takes."""
@@ -32,8 +53,7 @@ class Pass:
     input_ids: Tensor
     """int64 [1, T] or [B, S]"""
     position_ids: Tensor
-    last_rows: Tensor
-    """int64 [P]: where each prompt's last token is in the hidden states [S, B, H], laid end to end."""
+    last: LastTokens
     packing: PackedSeqParams | None
     is_padding: Tensor
     """bool, as input_ids: tokens that belong to no prompt, which the routers leave out of their losses."""
@@ -55,46 +75,85 @@ def make_pass(
     packed: bool,
     pad_to_multiple_of: int,
     num_shards: int,
+    cut: Cut,
     device: torch.device,
 ) -> Pass:
-    """Make the tensors; `num_shards` ranks share the tokens with sequence parallelism."""
+    """Make the tensors; `num_shards` ranks share the tokens with sequence parallelism, `cut.size` the context."""
     prompts = [prompt for group in groups for prompt in group.prompts] or [[0]]
     if packed:
-        return _packed(
-            groups, prompts, multiple=math.lcm(TOKENS_MULTIPLE, num_shards), device=device
-        )
+        multiple = math.lcm(TOKENS_MULTIPLE, num_shards)
+        return _packed(groups, prompts, multiple=multiple, cut=cut, device=device)
+    assert cut.size == 1, "check_arguments refuses padded rows with context parallelism"
     multiple = math.lcm(pad_to_multiple_of, num_shards)
     return _padded(groups, prompts, multiple=multiple, device=device)
 
 
 def _packed(
-    groups: list[Group], prompts: list[list[int]], *, multiple: int, device: torch.device
+    groups: list[Group],
+    prompts: list[list[int]],
+    *,
+    multiple: int,
+    cut: Cut,
+    device: torch.device,
 ) -> Pass:
-    ends = torch.tensor([0, *(len(prompt) for prompt in prompts)]).cumsum(0)
-    num_tokens = int(ends[-1])
-    num_padding = -num_tokens % multiple
-    # The padding is a prompt of its own, which nothing looks at.
-    rows = prompts if num_padding == 0 else [*prompts, [0] * num_padding]
-    lengths = [len(row) for row in rows]
-    bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    is_padding = torch.zeros(1, num_tokens + num_padding, dtype=torch.bool)
-    is_padding[:, num_tokens:] = True
+    # Each prompt is as long as a multiple of the pieces; the padding after its last token is seen by none before it.
+    pieces = 2 * cut.size if cut.size > 1 else 1
+    widths = [-(-len(prompt) // pieces) * pieces for prompt in prompts]
+    # What fills the row up is a prompt of its own, which nothing looks at.
+    filling = -sum(widths) % (cut.size * multiple)
+    widths += [filling] * (filling > 0)
+    rows = [*prompts, [0]][: len(widths)]
+    starts = torch.tensor([0, *widths]).cumsum(0)
+    own_T = own_tokens(starts, cut)
+    ids = [token for row, width in zip(rows, widths, strict=True) for token in _wide(row, width)]
+    place = torch.cat([torch.arange(width) for width in widths])
+    lengths_P = torch.tensor([len(prompt) for prompt in prompts])
+    ends = starts[: len(prompts)] + lengths_P
+    is_padding = torch.ones(len(ids), dtype=torch.bool)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=False):
+        is_padding[start:end] = False
+    bounds = starts.to(device, torch.int32)
     return Pass(
         groups=groups,
-        input_ids=torch.tensor([[token for row in rows for token in row]]).to(device),
-        position_ids=torch.cat([torch.arange(length) for length in lengths])
-        .unsqueeze(0)
-        .to(device),
-        last_rows=(ends[1:] - 1).to(device),
+        input_ids=torch.tensor([ids])[:, own_T].to(device),
+        position_ids=place[own_T].unsqueeze(0).to(device),
+        last=_last_tokens(ends - 1, own_T, cut, device),
         packing=PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=bounds,
             cu_seqlens_kv=bounds,
-            max_seqlen_q=max(lengths),
-            max_seqlen_kv=max(lengths),
+            max_seqlen_q=max(widths),
+            max_seqlen_kv=max(widths),
         ),
-        is_padding=is_padding.to(device),
+        is_padding=is_padding[own_T].unsqueeze(0).to(device),
     )
+
+
+def _wide(row: list[int], width: int) -> list[int]:
+    return [*row, *([0] * (width - len(row)))]
+
+
+def own_tokens(starts: Tensor, cut: Cut) -> Tensor:
+    """Return the places in the whole row of the tokens that the rank holds, in order.
+
+    starts: int64 [number of prompts + 1], where each begins, and the whole length.
+    """
+    if cut.size == 1:
+        return torch.arange(int(starts[-1]))
+    parts = []
+    for start, end in itertools.pairwise(starts.tolist()):
+        piece = (end - start) // (2 * cut.size)
+        for number in (cut.rank, 2 * cut.size - 1 - cut.rank):
+            parts.append(torch.arange(start + number * piece, start + (number + 1) * piece))
+    return torch.cat(parts)
+
+
+def _last_tokens(last_P: Tensor, own_T: Tensor, cut: Cut, device: torch.device) -> LastTokens:
+    if cut.size == 1:
+        return LastTokens(last_P.to(device), None)
+    place_P = torch.searchsorted(own_T, last_P).clamp(max=len(own_T) - 1)
+    is_own = own_T[place_P] == last_P
+    return LastTokens(place_P.to(device), is_own.to(device))
 
 
 def _padded(
@@ -109,7 +168,7 @@ def _padded(
         groups=groups,
         input_ids=torch.tensor(rows).to(device),
         position_ids=place_S.expand(num_rows, -1).to(device),
-        last_rows=((lengths_P - 1) * num_rows + torch.arange(num_rows)).to(device),
+        last=LastTokens(((lengths_P - 1) * num_rows + torch.arange(num_rows)).to(device), None),
         packing=None,
         is_padding=(place_S >= lengths_P.unsqueeze(1)).to(device),
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gc
-import logging
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from tevatron.core.contracts.jobs import Phase
-from tevatron.core.contracts.run import TrainRun
+from tevatron.core.contracts.run import EXPORTS_NAME, TrainRun
 from tevatron.core.contracts.train import Head, TrainArguments
 from tevatron.core.errors import ConfigError
 from tevatron.core.model_shape import ModelShape
 from tevatron.core.nn.forward import YesNoHead
 from tevatron.core.nn.loading import load_config
-from tevatron.trainer.program.backends.hf.context import Run
+from tevatron.trainer.program.backends.megatron.adapters import peft_model
 from tevatron.trainer.program.backends.megatron.engine import Engine
 from tevatron.trainer.program.backends.megatron.loop import Loop
 from tevatron.trainer.program.backends.megatron.model import load_model
@@ -29,58 +29,52 @@ from tevatron.trainer.program.backends.megatron.parallel import (
 )
 from tevatron.trainer.program.backends.megatron.scoring import check_logits
 from tevatron.trainer.program.backends.megatron.weights import write_weights
-from tevatron.trainer.program.data.groups import GroupDataset
-from tevatron.trainer.program.data.rows import Demands, RowFile, prepare_rows
-from tevatron.trainer.program.data.sampling import Sampling
-from tevatron.trainer.program.data.schedule import Schedule
 from tevatron.trainer.program.events import EventWriter
 from tevatron.trainer.program.exporting import Export
-from tevatron.trainer.program.losses import get_loss
 from tevatron.trainer.program.models import BaseModel, open_base
+from tevatron.trainer.program.preparing import begin, prepare
 from tevatron.trainer.program.settings import RankEnvironment
-from tevatron.trainer.program.states import newest_state
-from tevatron.trainer.program.stopping import Stopper
-
-logger = logging.getLogger(__name__)
 
 
 def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -> None:
     """Run the whole training; ends early, with its state saved, when asked to stop."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    stopper = Stopper(config.output_dir)
-    stopper.install(lambda: events.stopped(None))
-    events.phase(Phase.PREPARING)
+    stopper = begin(config, events)
     arguments = config.arguments
     check_arguments(config)
     base = open_base(config.model_name_or_path, arguments)
     shape = ModelShape.read(base.folder)
     layout = check_layout(arguments.megatron, shape, world=environment.world_size)
     ranks = join_ranks(layout, environment, seed=arguments.seed)
-    rows = _prepare(config, base, ranks)
-    run = _make_run(config, rows, ranks, events, stopper)
-    state = newest_state(config.output_dir) if config.resume else None
-    if state is not None:
-        run.check_state(state)
-        logger.info("going on from the state of step %d", state.step)
+    run, dataset, state = prepare(
+        config,
+        base,
+        num_replicas=layout.data,
+        barrier=ranks.barrier,
+        events=events,
+        stopper=stopper,
+    )
     events.phase(Phase.LOADING)
     engine = load_engine(base, arguments, ranks)
-    events.phase(Phase.TRAINING)
-    step = Loop(engine, run, _dataset(run, rows, base)).train(state)
-    if stopper.requested:
-        events.stopped(step)
-        leave_ranks()
-        return
-    events.phase(Phase.EXPORTING)
+    on_gpu = ranks.device.type == "cuda"
     export = Export(
         output_dir=config.output_dir,
         base=base,
         base_name=config.base_model,
         arguments=arguments,
-        dataset_sha256=rows.summary.dataset_sha256,
+        dataset_sha256=run.dataset_sha256,
         dtype=arguments.export_dtype or arguments.dtype,
-        device=torch.device("cuda" if ranks.device.type == "cuda" else "cpu"),
+        device=torch.device("cuda" if on_gpu else "cpu"),
+        adapter_only=arguments.export_form == "adapter",
     )
+    events.phase(Phase.TRAINING)
+    step = Loop(engine, run, dataset, publish=partial(publish_step, export, engine)).train(state)
+    if stopper.requested:
+        events.stopped(step)
+        leave_ranks()
+        return
+    events.phase(Phase.EXPORTING)
     written, scores = write_export(export, engine)
+    leave_ranks()
     # What is loaded back needs the memory.
     del engine
     finish_export(export, written, scores)
@@ -104,6 +98,11 @@ def check_arguments(config: TrainRun) -> None:
         )
     if arguments.attn_implementation:
         raise ConfigError("--attn_implementation is a flag of the hf backend")
+    context = arguments.megatron.context_parallel_size
+    if context > 1 and not arguments.packing:
+        raise ConfigError(
+            f"context_parallel_size {context} needs packed prompts, without --no_packing"
+        )
     if arguments.min_lr > arguments.learning_rate:
         raise ConfigError(
             f"--min_lr {arguments.min_lr:g} is above --learning_rate {arguments.learning_rate:g}"
@@ -119,7 +118,7 @@ def check_arguments(config: TrainRun) -> None:
 def load_engine(base: BaseModel, arguments: TrainArguments, ranks: Ranks) -> Engine:
     """Load the base model into this layout, with an optimizer for what is trained."""
     config = load_config(base.folder)
-    check_logits(config)
+    check_logits(config, packing=arguments.packing)
     assert isinstance(base.head, YesNoHead), "check_arguments refuses other heads"
     model = load_model(base.folder, arguments, ranks)
     softcap: float | None = getattr(config.get_text_config(), "final_logit_softcapping", None)
@@ -138,9 +137,28 @@ def write_export(export: Export, engine: Engine) -> tuple[Path | None, list[floa
     ranks = engine.ranks
     scores = engine.score(export.probe_ids())
     written = export.begin() if ranks.rank == 0 else None
-    write_weights(engine.model, ranks, written, base=export.base.folder, dtype=export.dtype)
-    leave_ranks()
+    if not export.adapter_only:
+        write_weights(engine.model, ranks, written, base=export.base.folder, dtype=export.dtype)
+        return written, scores
+    adapted = peft_model(
+        engine.model, export.base.folder, engine.arguments, is_writer=written is not None
+    )
+    if written is not None and adapted is not None:
+        export.write_adapter(adapted, written)
     return written, scores
+
+
+def publish_step(export: Export, engine: Engine, step: int) -> Path | None:
+    """Publish a checkpoint while the training goes on; every rank must call it, and rank 0 gets its folder."""
+    # Proved on the CPU: the GPU is full of what is trained. The others wait for rank 0 in the next step.
+    here = replace(
+        export,
+        output_dir=export.output_dir / EXPORTS_NAME,
+        name=f"step-{step}",
+        device=torch.device("cpu"),
+    )
+    written, scores = write_export(here, engine)
+    return None if written is None else here.finish(written, scores)
 
 
 def finish_export(export: Export, written: Path | None, scores: list[float]) -> None:
@@ -151,55 +169,3 @@ def finish_export(export: Export, written: Path | None, scores: list[float]) -> 
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     export.finish(written, scores)
-
-
-def _prepare(config: TrainRun, base: BaseModel, ranks: Ranks) -> RowFile:
-    """Check the data on rank 0 while the others wait, and open it everywhere."""
-    if ranks.rank == 0:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-        demands = Demands(
-            group_size=config.arguments.train_group_size,
-            needs_teacher=get_loss(config.arguments.loss).needs_teacher,
-        )
-        rows = prepare_rows(
-            Path(config.dataset_path), config.output_dir, renderer=base.renderer, demands=demands
-        )
-        logger.info("%d training rows are whole", len(rows))
-    ranks.barrier()
-    return RowFile(config.output_dir)
-
-
-def _make_run(
-    config: TrainRun, rows: RowFile, ranks: Ranks, events: EventWriter, stopper: Stopper
-) -> Run:
-    arguments = config.arguments
-    return Run(
-        run_dir=config.output_dir,
-        arguments=arguments,
-        schedule=Schedule(
-            num_rows=len(rows),
-            micro_batch=arguments.per_device_train_batch_size,
-            num_micro_batches=arguments.gradient_accumulation_steps,
-            num_ranks=ranks.layout.data,
-            num_epochs=arguments.num_train_epochs,
-            max_steps=arguments.max_steps,
-        ),
-        sampling=Sampling(
-            seed=arguments.seed,
-            group_size=arguments.train_group_size,
-            first_positive=arguments.positive_passage_no_shuffle,
-            first_negatives=arguments.negative_passage_no_shuffle,
-        ),
-        dataset_sha256=rows.summary.dataset_sha256,
-        events=events,
-        stopper=stopper,
-    )
-
-
-def _dataset(run: Run, rows: RowFile, base: BaseModel) -> GroupDataset:
-    return GroupDataset(
-        rows,
-        renderer=base.renderer,
-        sampling=run.sampling,
-        needs_teacher=get_loss(run.arguments.loss).needs_teacher,
-    )

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -23,6 +25,8 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
 from tevatron.core.errors import ConfigError
+from tevatron.trainer.program.backends.megatron.grouped import grouped_experts
+from tevatron.trainer.program.backends.megatron.passes import Cut, own_tokens
 
 
 def torch_block_spec(provider: Any, vp_stage: int | None = None) -> TransformerBlockSubmodules:
@@ -37,6 +41,8 @@ def torch_block_spec(provider: Any, vp_stage: int | None = None) -> TransformerB
     attention = layer.self_attention.submodules
     attention.core_attention = TorchAttention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    if provider.num_moe_experts and provider.moe_grouped_gemm:
+        layer.mlp = grouped_experts(layer.mlp)
     if provider.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     num_layers = get_num_layers_to_build(provider, vp_stage=vp_stage)
@@ -70,10 +76,6 @@ class TorchAttention(nn.Module):
         self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: object
     ) -> None:
         super().__init__()
-        if config.context_parallel_size != 1:
-            raise ConfigError(
-                f"context_parallel_size: expected 1 without Transformer Engine, got {config.context_parallel_size}"
-            )
         self._scale = 1 / math.sqrt(config.kv_channels) if softmax_scale is None else softmax_scale
         self._dropout = config.attention_dropout
         windowed = is_layer_window_attention(
@@ -96,8 +98,24 @@ class TorchAttention(nn.Module):
         if packed_seq_params is None:
             heads = self._attend(*(one.permute(1, 2, 0, 3) for one in (query, key, value)))
             return heads.permute(2, 0, 1, 3).flatten(2)
+        starts = packed_seq_params.cu_seqlens_q
+        group = parallel_state.get_context_parallel_group()
+        if group.size() == 1:
+            return self._attend_packed(query, key, value, starts)
+        # Every rank computes all of it and keeps its part: right, and of use to nobody but tests. A GPU has
+        # Transformer Engine, which sends keys and values from rank to rank.
+        places = [own_tokens(starts, Cut(rank, group.size())) for rank in range(group.size())]
+        order = torch.cat(places).argsort().to(query.device)
+        query, key, value = (
+            gather_from_sequence_parallel_region(one, group=group).index_select(0, order)
+            for one in (query, key, value)
+        )
+        found = self._attend_packed(query, key, value, starts)
+        return found.index_select(0, places[group.rank()].to(query.device))
+
+    def _attend_packed(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> Tensor:
         # On the CPU, where this runs in tests, the list costs nothing; a GPU has Transformer Engine.
-        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        lengths = starts.diff().tolist()
         parts = [
             self._attend(*(one.transpose(0, 1).unsqueeze(0) for one in qkv))
             for qkv in zip(*(torch.split(one, lengths) for one in (query, key, value)), strict=True)

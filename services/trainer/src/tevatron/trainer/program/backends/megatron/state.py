@@ -1,13 +1,15 @@
 """Resumable states: model, optimizer and random generators by Megatron's distributed checkpoint.
 
 Every rank writes its part once; a run of another number of replicas reads it. With LoRA the adapters alone are saved:
-the frozen weights are the base model's. Where states lie and when one is whole is `program.states`' business.
+the frozen weights are the base model's. Writing goes on beside the training. Where states lie and when one is whole is `program.states`' business.
 """
 
 from __future__ import annotations
 
 import queue
 import random
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,66 @@ _METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
 """The optimizer's state as its buffers are: nothing is gathered, and any number of replicas can read it."""
 
 
-def save_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool) -> None:
-    """Write this rank's part; every rank must call it. Rank 0 makes the folder first."""
-    content = _content(model, optimizer, is_lora=is_lora, is_loading=False)
-    # Megatron would start a manager process a rank for this queue, which only its asynchronous writers need and which
-    # would outlive a killed rank.
-    vars(filesystem_async)["_results_queue"] = queue.Queue()
-    dist_checkpointing.save(content, str(folder / WEIGHTS))
+class PendingSave:
+    """A state that a thread of this process writes while the training goes on; every rank has one.
+
+    A thread and not Megatron's forked writers: it ends with the process, and a fork of a process that uses a GPU and
+    has threads is a risk.
+    """
+
+    def __init__(
+        self, folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool
+    ) -> None:
+        """Copy what is to be saved to the CPU and begin to write; every rank must do so. Rank 0 makes the folder first."""
+        content = _content(model, optimizer, is_lora=is_lora, is_loading=False)
+        # Megatron would start a manager process a rank for this queue, which only writers in other processes need.
+        vars(filesystem_async)["_results_queue"] = queue.Queue()
+        request = dist_checkpointing.save(
+            content, str(folder / WEIGHTS), async_sharded_save=True, async_strategy="mcore"
+        )
+        self._finalizers = request.finalize_fns
+        self._write = partial(request.async_fn, *_staged(request)) if request.async_fn else None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's part is on disk."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait for the writing and complete the state; every rank must call it. Raises what the writing raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        for finalize in self._finalizers:
+            finalize()
+
+    def _run(self) -> None:
+        try:
+            if self._write is not None:
+                self._write()
+        except Exception as error:  # noqa: BLE001  raised again where the training waits for it
+            self._error = error
+        # The copies are as large as the model and its optimizer.
+        self._write = None
+
+
+def _staged(request: Any) -> list[Any]:
+    """Return the writer's arguments with copies of all tensors, which the next step may change."""
+    rank, buckets, results = request.async_fn_args
+    copied = []
+    for (path, name, (data, given)), (_, _, (_, staged)) in zip(
+        buckets, request.preload_fn(), strict=True
+    ):
+        tensors = [
+            # What was on the CPU already is no copy yet.
+            (item, staged_one.clone() if given_one.device.type == "cpu" else staged_one)
+            for (item, staged_one), (_, given_one) in zip(staged, given, strict=True)
+        ]
+        copied.append((path, name, (data, tensors)))
+    return [rank, copied, results]
 
 
 def load_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool) -> bool:

@@ -1,0 +1,133 @@
+"""Experts grouped into one layer where Transformer Engine is not installed: its grouped linears on torch's own product.
+
+A layer's experts on a rank are `experts.linear_fc1.weight0, weight1, ...` as with Transformer Engine, so that weights,
+adapters and states have the same names and kinds on every machine. With Transformer Engine none of this is used.
+
+Shapes: T tokens sorted by expert, I input size, O output size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.bridge.models.conversion.param_mapping import AutoMapping
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
+
+from tevatron.core.errors import ConfigError
+
+
+def grouped_experts(moe_layer: Any) -> Any:
+    """Return the builder of a mixture's layer with its experts grouped, all else as it was."""
+    experts = partial(
+        TEGroupedMLP, submodules=GroupedMLPSubmodules(TorchGroupedColumn, TorchGroupedRow)
+    )
+    submodules = replace(moe_layer.keywords["submodules"], experts=experts)
+    return partial(moe_layer.func, submodules=submodules)
+
+
+class _TorchGrouped(nn.Module):
+    """One matrix for each expert of this rank; experts are never cut, so it needs no tensor parallelism."""
+
+    partition_dim: int
+
+    def __init__(
+        self,
+        num_gemms: int,
+        input_size: int,
+        output_size: int,
+        /,
+        *,
+        config: Any,
+        init_method: Callable[[Tensor], Any],
+        bias: bool,
+        pg_collection: Any,
+        **_: object,
+    ) -> None:
+        # Not the parents': they hold one matrix, and are parents only because adapters look for these types.
+        nn.Module.__init__(self)
+        if bias or config.expert_tensor_parallel_size != 1:
+            raise ConfigError(
+                f"grouped experts without Transformer Engine have no bias and are not cut; got bias {bias} and "
+                f"expert_tensor_parallel_size {config.expert_tensor_parallel_size}"
+            )
+        self.config = config
+        self.num_gemms = num_gemms
+        self.input_size, self.output_size = input_size, output_size
+        self._groups = pg_collection
+        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+        for index in range(num_gemms):
+            weight = nn.Parameter(
+                torch.empty(output_size, input_size, dtype=config.params_dtype, device=device)
+            )
+            if config.perform_initialization:
+                init_method(weight)
+            # Megatron adds such a gradient up over the ranks that hold the same experts alone.
+            vars(weight)["allreduce"] = config.expert_model_parallel_size == 1
+            set_tensor_model_parallel_attributes(weight, True, self.partition_dim, 1)
+            self.register_parameter(f"weight{index}", weight)
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The experts' matrices, [O, I] each."""
+        return [self.get_parameter(f"weight{index}") for index in range(self.num_gemms)]
+
+    def forward(self, tokens_TI: Tensor, tokens_per_expert: list[int]) -> tuple[Tensor, None]:
+        """Multiply each expert's tokens with its matrix; returns [T, O] and no bias."""
+        parts = torch.split(tokens_TI, tokens_per_expert)
+        # An expert without tokens takes part too: its gradient is zero, not missing.
+        return torch.cat([F.linear(*pair) for pair in zip(parts, self.weights, strict=True)]), None
+
+    def sharded_state_dict(
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[Any, ...] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return each expert's matrix as a part of the one of all experts, as Megatron's other experts do."""
+        first = self._groups.ep.rank() * self.num_gemms
+        number = self._groups.ep.size() * self.num_gemms
+        found = {}
+        for index, weight in enumerate(self.weights):
+            (sharded,) = make_sharded_tensors_for_checkpoint(
+                {"weight": weight},
+                prefix,
+                {"weight": self.partition_dim},
+                (*sharded_offsets, (len(sharded_offsets), first + index, number)),
+                tp_group=self._groups.expt_tp,
+                dp_cp_group=(metadata or {})["dp_cp_group"],
+            ).values()
+            sharded.replica_id = (*sharded.replica_id[:2], self._groups.expt_dp.rank())
+            found[f"{prefix}weight{index}"] = sharded
+        return found
+
+    def backward_dw(self) -> None:
+        """Do nothing: gradients are not delayed here."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_gemms} x [{self.output_size}, {self.input_size}])"
+
+
+class TorchGroupedColumn(_TorchGrouped, ColumnParallelLinear):  # type: ignore[misc]
+    """The experts' first layer."""
+
+    partition_dim = 0
+
+
+class TorchGroupedRow(_TorchGrouped, RowParallelLinear):  # type: ignore[misc]
+    """The experts' second layer."""
+
+    partition_dim = 1
+
+
+# The bridge goes by the names of classes.
+AutoMapping.register_module_type("TorchGroupedColumn", "column")
+AutoMapping.register_module_type("TorchGroupedRow", "row")

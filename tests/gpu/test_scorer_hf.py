@@ -1,0 +1,75 @@
+"""The Hugging Face engine on a GPU: packed with the flash kernel, compiled or not, against transformers' own logits."""
+
+import random
+
+import pytest
+import torch
+from tests.support.tiny_model import tiny_folder
+from transformers import AutoModelForCausalLM
+
+from tevatron.core.contracts.train import Head
+from tevatron.core.prompts import AnswerIds
+from tevatron.scorer.engines import EngineFlags, EngineOptions, get_engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+IDS = AnswerIds(yes=259, no=261)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("model"), "qwen3", hidden_size=128)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    draw = random.Random(1)
+    return [[draw.randrange(300) for _ in range(draw.randint(1, 300))] for _ in range(200)]
+
+
+def _engine(folder, dtype, **flags):
+    options = EngineOptions(
+        model=folder,
+        head=Head.YES_NO,
+        answer_ids=IDS,
+        max_length=512,
+        dtype=dtype,
+        flags=EngineFlags(device="cuda", **flags),
+    )
+    return get_engine("hf").make(options)
+
+
+def _own(folder, prompts):
+    """Score with transformers' own forward pass in fp64 on the CPU."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.no_grad():
+        logits = [model(torch.tensor([ids])).logits[0, -1] for ids in prompts]
+    return [float(one[IDS.yes] - one[IDS.no]) for one in logits]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-3), ("float16", 0.05), ("bfloat16", 0.4)]
+)
+def test_scores_in_any_batch_and_order(folder, prompts, dtype, tolerance, compiled):
+    own = _own(folder, prompts)
+    spread = torch.tensor(own).std().item()
+    places = list(range(len(prompts)))
+    for budget in (1000, 16384):
+        random.Random(budget).shuffle(places)
+        engine = _engine(folder, dtype, max_batch_tokens=budget, compile=compiled)
+        got = engine.score([prompts[at] for at in places])
+        differences = [abs(one - own[at]) for one, at in zip(got, places, strict=True)]
+        assert max(differences) < tolerance * max(1.0, spread)
+
+
+def test_passes_of_other_shapes_are_not_compiled_again(folder, prompts):
+    torch._dynamo.reset()
+    engine = _engine(folder, "bfloat16", compile=True)
+    engine.score(prompts)
+    engine.score(prompts[:37])
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        engine.score(prompts[3:150])
+        engine.score(prompts[::-1])
