@@ -118,6 +118,10 @@ def test_stored_evaluations_are_compared_by_the_evaluators_command(
     out = capsys.readouterr().out
     assert "| second | **0.8750** (+0.3750) |" in out
     assert f"second against first on {ids['dataset']}, ndcg@10: won 1 (+0.7500 on average)" in out
+    of = {"benchmark": {"name": "beir15", "dataset": "scifact"}}
+    scifact = another(sessions, ids, "scifact", {"q1": 1.0, "q2": 0.5}, **of)
+    assert compare([f"ours={scifact}", "--benchmark", "beir15"]) == 0
+    assert "**0.7500**" in capsys.readouterr().out.split("| scifact ")[1].splitlines()[0]
     assert compare(["gone=eval_0", *arguments]) == 2
     assert "evaluation 'eval_0'" in capsys.readouterr().err
 

@@ -1,6 +1,9 @@
 import csv
 import io
 import json
+import shutil
+import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -60,6 +63,29 @@ def test_latex_is_booktabs_with_every_special_character_escaped():
         in text
     )
     assert text.count("{") == text.count("}")
+
+
+def has_latex():
+    found = shutil.which("pdflatex") and shutil.which("kpsewhich")
+    asked = ["kpsewhich", "booktabs.sty"]
+    return bool(found) and subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not has_latex(), reason="no pdflatex with booktabs here")
+def test_latex_takes_the_table_whatever_stands_in_it(tmp_path):
+    odd = r"A & B_c {x} ~^\ <y>|z #1 50% $5 †"
+    table = replace(TABLE, title=odd, corner=odd, columns=[odd, "m"], notes=[odd])
+    lines = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}"]
+    lines += [render(table, Format.LATEX), render(TABLE, Format.LATEX), r"\end{document}"]
+    (tmp_path / "table.tex").write_text("\n".join(lines))
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "table.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_csv_keeps_every_digit():

@@ -104,6 +104,18 @@ def hf_run(folder: Path, data: Path, out: Path) -> None:
     [
         ("llama", (2, 2, 1, 1), (2, 2, 1, 1), {}),
         ("qwen3_moe", (2, 1, 1, 2), (2, 1, 1, 2), {"use_lora": True}),
+        (
+            "qwen3_moe",
+            (2, 1, 1, 2),
+            (2, 1, 1, 2),
+            {"use_lora": True, "lora_target_groups": ["moe_experts"]},
+        ),
+        (
+            "qwen3_moe",
+            (2, 1, 1, 2),
+            (2, 1, 1, 2),
+            {"use_lora": True, "lora_target_groups": ["attn"]},
+        ),
         ("qwen3", (1, 1, 1, 1), (2, 1, 1, 1), {}),
     ],
 )

@@ -153,7 +153,8 @@ def _read_evaluation(evaluation_id: str) -> Results:
         values: dict[str, dict[str, float]] = {}
         for entry in client.evaluation_values(evaluation_id):
             values.setdefault(entry.metric, {})[entry.query_id] = entry.value
-    return Results(dataset=found.dataset_id, means=found.metrics, values=values)
+    dataset = found.dataset_id if found.benchmark is None else str(found.benchmark["dataset"])
+    return Results(dataset=dataset, means=found.metrics, values=values)
 
 
 def _table(

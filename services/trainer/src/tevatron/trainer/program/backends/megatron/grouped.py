@@ -38,6 +38,9 @@ class _TorchGrouped(nn.Module):
     """One matrix for each expert of this rank; experts are never cut, so it needs no tensor parallelism."""
 
     partition_dim: int
+    # The parents' keep a place for the state of 8-bit products, which no checkpoint of this has.
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
 
     def __init__(
         self,
@@ -70,8 +73,11 @@ class _TorchGrouped(nn.Module):
             )
             if config.perform_initialization:
                 init_method(weight)
-            # Megatron adds such a gradient up over the ranks that hold the same experts alone.
-            vars(weight)["allreduce"] = config.expert_model_parallel_size == 1
+            # Megatron adds such a gradient up over the ranks that hold the same experts: with whole experts these are
+            # others than the ranks that hold the same dense layers, as soon as either is divided.
+            vars(weight)["allreduce"] = (
+                config.expert_model_parallel_size == 1 and config.tensor_model_parallel_size == 1
+            )
             set_tensor_model_parallel_attributes(weight, True, self.partition_dim, 1)
             self.register_parameter(f"weight{index}", weight)
 

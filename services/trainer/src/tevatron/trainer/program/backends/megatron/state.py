@@ -18,6 +18,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.utils import unwrap_model
 
 from tevatron.core.errors import ConfigError
@@ -108,7 +109,7 @@ def load_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: b
     _set_weights(model, loaded, is_lora=is_lora)
     # fp32 masters are views of parameters, which autograd does not let be written otherwise.
     with torch.no_grad():
-        optimizer.load_state_dict(loaded["optimizer"])
+        _load_optimizer(optimizer, loaded["optimizer"])
     _restore_torch_steps(optimizer)
     if is_same_world:
         _set_random(loaded["random"])
@@ -127,9 +128,7 @@ def _content(
     weights = _weights(model, is_lora=is_lora)
     return {
         "model": weights,
-        "optimizer": optimizer.sharded_state_dict(
-            _all_weights(model), is_loading=is_loading, metadata=_METADATA
-        ),
+        "optimizer": _optimizer_state(optimizer, _all_weights(model), is_loading=is_loading),
         "random": _random(),
         "world": torch.distributed.get_world_size(),
         "layout": _layout(),
@@ -143,6 +142,40 @@ def _layout() -> dict[str, int]:
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
         "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
     }
+
+
+def _parts(optimizer: Any) -> dict[int, Any]:
+    """Return the optimizers that have parameters, by place; of experts and of the rest, one may have none."""
+    parts = enumerate(getattr(optimizer, "chained_optimizers", [optimizer]))
+    return {place: part for place, part in parts if not getattr(part, "is_stub_optimizer", False)}
+
+
+def _has_empty_part(optimizer: Any) -> bool:
+    return len(_parts(optimizer)) < len(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def _optimizer_state(
+    optimizer: Any, weights: dict[str, Any], *, is_loading: bool
+) -> dict[Any, Any]:
+    if not _has_empty_part(optimizer):
+        state: dict[Any, Any] = optimizer.sharded_state_dict(
+            weights, is_loading=is_loading, metadata=_METADATA
+        )
+        return state
+    # Megatron asks the empty part for a state that it does not have.
+    found = {}
+    for place, part in _parts(optimizer).items():
+        found[place] = part.sharded_state_dict(weights, is_loading=is_loading, metadata=_METADATA)
+        add_prefix_for_sharding(found[place], f"chained_{place}.")
+    return found
+
+
+def _load_optimizer(optimizer: Any, state: dict[Any, Any]) -> None:
+    if not _has_empty_part(optimizer):
+        optimizer.load_state_dict(state)
+        return
+    for place, part in _parts(optimizer).items():
+        part.load_state_dict(state[place])
 
 
 def _torch_optimizers(optimizer: Any) -> list[torch.optim.Adam]:
