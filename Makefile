@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-megatron pytest lint types imports format up openapi
+.PHONY: help install demo test test-megatron test-vllm pytest lint types imports format up openapi
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
@@ -14,15 +14,17 @@ SOURCES := core services tests benchmarks examples scripts
 DATA ?=
 QUERIES ?=
 MODEL ?=
-# Of `make pytest` and of `make test-megatron`: more arguments.
+# Of `make pytest`, `make test-megatron` and `make test-vllm`: more arguments.
 ARGS ?=
 MEGATRON_ARGS ?= -q
+VLLM_ARGS ?= -q
 
 help:
 	@echo "make demo      train, serve and evaluate a small reranker on this machine"
 	@echo "               (DATA=<BEIR folder> QUERIES=<n> MODEL=<folder or hub id> for other input)"
 	@echo "make test      lint, types, import borders and all tests"
 	@echo "make test-megatron  the tests of the megatron backend alone (sets up .venv-megatron, 5 GB)"
+	@echo "make test-vllm  the tests of the vllm engine alone (sets up .venv-vllm, 2 GB)"
 	@echo "make up        run the whole stack in the foreground"
 	@echo "make install   make .venv; PYTHON=<interpreter> chooses its Python"
 	@echo "make lint types imports pytest format openapi bench-<name of a file in benchmarks/>"
@@ -35,13 +37,18 @@ demo: install
 	@"$(BIN)/python" examples/demo.py $(if $(DATA),--data "$(DATA)") $(if $(QUERIES),--queries "$(QUERIES)") \
 		$(if $(MODEL),--model "$(MODEL)")
 
-# Megatron first: one test of the others uses its environment, and they say last what was skipped.
-test: lint types imports test-megatron pytest
+# These two first: some of the other tests use their environments, and those say last what was skipped.
+test: lint types imports test-megatron test-vllm pytest
 
 # Megatron under Python 3.12, in an environment of its own; skipped by name where there is no 3.12.
 test-megatron:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
 	@"$(PYTHON)" scripts/megatron_tests.py $(MEGATRON_ARGS)
+
+# vLLM's build for the CPU under Python 3.11, in an environment of its own; skipped by name where it cannot be had.
+test-vllm:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
+	@"$(PYTHON)" scripts/vllm_tests.py $(VLLM_ARGS)
 
 pytest: install
 	@"$(BIN)/python" scripts/test.py $(ARGS)

@@ -36,6 +36,13 @@ def test_a_scorer_is_wanted_until_a_host_takes_it_and_let_go_by_delete(
     assert served.json()["state"] == "stopping"
 
 
+def test_a_scorer_may_be_asked_for_with_vllm(client: httpx.Client, sessions):
+    with sessions.begin() as session:
+        make_resources(session, key_id=None)
+    answer = client.post("/v1/scorers", json={"checkpoint": "tune", "engine": "vllm"})
+    assert (answer.status_code, answer.json()["engine"]) == (202, "vllm")
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -1,6 +1,6 @@
 """The host as a process on a real Postgres: claims, children, deaths, and what the rows say meanwhile.
 
-Two tests start the real server, with a model; those of deaths and leases start one that is up in a moment.
+Three tests start the real server, with a model; those of deaths and leases start one that is up in a moment.
 """
 
 import os
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.db
 
 START_S = 200.0
 """A real server imports torch; on a busy machine that takes its time."""
+VLLM = Path(__file__).parents[3] / ".venv-vllm"
 STAND_IN = Path(__file__).parents[2] / "support" / "stand_in_server.py"
 WITH_STAND_IN = """
 import sys
@@ -184,6 +185,25 @@ def test_a_model_that_cannot_be_served_fails_with_its_own_words(
             "probe 0 (query 'q') renders differently from token 0 on: contract [1, 2]" in row.error
         )
         assert row.url is None
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_the_vllm_engine_is_served_by_an_interpreter_of_its_own(
+    settings, sessions, tmp_path, monkeypatch
+):
+    if not (VLLM / "tevatron-stamp").is_file():
+        pytest.skip("vLLM's environment is not there: make test-vllm")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    scorer_id = _want(sessions, tiny_folder(tmp_path / "wide", "llama", head_dim=32), engine="vllm")
+    python = VLLM / "bin" / "python"
+    with _host(settings, tmp_path / "log", real=True, vllm_python=python) as host:
+        row = _wait_state(sessions, scorer_id, "ready", timeout_s=400)
+        assert row.info["backend"] == "vllm"
+        assert _score(row).status_code == 200
+        (child,) = _children(host.pid)
+        assert Path(f"/proc/{child}/cmdline").read_text().startswith(str(python))
 
 
 def test_a_killed_server_is_started_once_more_and_then_given_up(

@@ -114,7 +114,14 @@ def load_model(
 
 
 def load_config(folder: Path | str) -> PreTrainedConfig:
-    """Read and check config.json: a decoder, known to transformers, not quantized."""
+    """Read and check config.json: a decoder that our forward pass computes, not quantized."""
+    config = read_config(folder)
+    refuse_unsupported(config)
+    return config
+
+
+def read_config(folder: Path | str) -> PreTrainedConfig:
+    """Read config.json of an architecture that transformers knows, not quantized and without an adapter beside it."""
     folder = _folder(folder)
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -142,8 +149,13 @@ def load_config(folder: Path | str) -> PreTrainedConfig:
             f"{path}: model_type '{raw['model_type']}' cannot be loaded without remote code: {error}"
         ) from error
     assert isinstance(config, PreTrainedConfig)
-    refuse_unsupported(config)
     return config
+
+
+def check_weights(folder: Path | str, config: PreTrainedConfig, head: Head) -> None:
+    """Raise `ConfigError` where the safetensors are not whole, or not those of this head."""
+    folder = _folder(folder)
+    _check_head(folder, config, tensor_facts(folder), head, new_head=False)
 
 
 def tensor_facts(folder: Path | str) -> dict[str, TensorFacts]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from tevatron.core.errors import ConfigError, unknown_name
 from tevatron.scorer.engines.base import Engine, EngineFlags, EngineInfo, EngineOptions
@@ -41,11 +42,30 @@ def _hf(options: EngineOptions) -> Engine:
     return HfEngine(options)
 
 
+def _vllm(options: EngineOptions) -> Engine:
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "engine 'vllm': vLLM is not in this environment; it has one of its own, see docs/vllm.md"
+        )
+    from tevatron.scorer.engines.vllm import VllmEngine
+
+    return VllmEngine(options)
+
+
 ENGINES: dict[str, EngineEntry] = {
     "hf": EngineEntry(
         make=_hf,
         honours=frozenset({"device", "max_batch_tokens", "compile"}),
         loads_adapters=True,
+    ),
+    "vllm": EngineEntry(
+        make=_vllm,
+        honours=frozenset(
+            {
+                *("device", "max_batch_tokens", "tensor_parallel_size", "max_model_len"),
+                *("gpu_memory_utilization", "max_num_seqs", "enforce_eager"),
+            }
+        ),
     ),
 }
 

@@ -1,0 +1,170 @@
+"""The engine against transformers' own logits in fp32: every model, order, batch, cache state and tensor parallelism."""
+
+import random
+import statistics
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.vllm.models import MAX_LENGTH, own_scores, save_model
+from vllm import SamplingParams
+
+from tevatron.core.contracts.train import Head
+from tevatron.core.errors import ConfigError
+from tevatron.core.prompts import AnswerIds
+from tevatron.scorer.engines import vllm
+from tevatron.scorer.engines.base import EngineFlags, EngineOptions
+
+TOLERANCE = 1e-4
+IDS = AnswerIds(yes=290, no=20)
+"""In different halves of a vocabulary of 300: two ranks hold one each."""
+
+
+def _prompts():
+    """Four queries of 140 tokens, longer than a block of the cache, with eight passages each, up to the longest prompt."""
+    draw = random.Random(0)
+    queries = [[draw.randrange(256) for _ in range(140)] for _ in range(4)]
+    lengths = [1, 2, 17, 60, 61, 100, 150, MAX_LENGTH - 140]
+    pairs = [
+        query + [draw.randrange(256) for _ in range(length)]
+        for length in lengths
+        for query in queries
+    ]
+    draw.shuffle(pairs)
+    return pairs
+
+
+PROMPTS = _prompts()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_cache():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm, "_CPU_CACHE_BYTES", 2**26)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            made[kind] = save_model(tmp_path_factory.mktemp("models") / kind, kind)
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(folders):
+    made = {}
+
+    def engine(kind, **options):
+        key = (kind, *options.items())
+        if key not in made:
+            made[key] = vllm.VllmEngine(_options(folders(kind), **options))
+        return made[key]
+
+    return engine
+
+
+def _options(folder, *, dtype="float32", head=Head.YES_NO, **flags):
+    return EngineOptions(
+        model=folder,
+        head=head,
+        answer_ids=IDS,
+        max_length=MAX_LENGTH,
+        dtype=dtype,
+        flags=EngineFlags(**flags),
+    )
+
+
+def test_more_positions_than_the_model_has_are_refused(folders):
+    # First of all: vLLM keeps the variables that it read for the life of the process.
+    with pytest.raises(ConfigError, match=rf"(?s)vLLM cannot serve .*max_model_len.*{MAX_LENGTH}"):
+        vllm.VllmEngine(_options(folders("qwen3"), max_model_len=MAX_LENGTH + 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        # Before the dense ones: vLLM makes the groups of a process once, and expert groups with a MoE model only.
+        ("qwen3_moe", {}),
+        ("qwen3", {}),
+        ("llama", {}),  # tied embeddings
+        ("qwen3", {"tensor_parallel_size": 2}),
+        ("llama", {"tensor_parallel_size": 2}),
+    ],
+)
+def test_scores_are_transformers_own(engines, folders, kind, flags):
+    expected = own_scores(folders(kind), PROMPTS, IDS)
+    assert statistics.pstdev(expected) > 1
+    assert engines(kind, **flags).score(PROMPTS) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_scores_depend_on_neither_order_nor_batch(engines):
+    engine = engines("qwen3")
+    scores = engine.score(PROMPTS)
+    assert engine.score(PROMPTS[::-1])[::-1] == pytest.approx(scores, abs=TOLERANCE)
+    assert engine.score([*PROMPTS[3:5], PROMPTS[4]]) == pytest.approx(
+        [*scores[3:5], scores[4]], abs=TOLERANCE
+    )
+    assert engine.score([]) == []
+
+
+def test_the_prefix_cache_changes_nothing(engines):
+    engine = engines("qwen3")
+
+    def alone(prompt):
+        engine.llm.reset_prefix_cache()
+        return engine.score([prompt])[0]
+
+    before = engine.num_cached_tokens
+    without = [alone(prompt) for prompt in PROMPTS]
+    assert engine.num_cached_tokens == before
+    engine.llm.reset_prefix_cache()
+    assert engine.score(PROMPTS) == pytest.approx(without, abs=TOLERANCE)
+    # In whole blocks of 128 tokens: all but the first of a query find its block.
+    assert engine.num_cached_tokens == before + 4 * 7 * 128
+
+
+def test_half_precision_does_not_tie(engines, folders):
+    expected = own_scores(folders("llama"), PROMPTS, IDS)
+    engine = engines("llama", dtype="bfloat16")
+    scores = engine.score(PROMPTS)
+    assert engine.info().dtype == "bfloat16"
+    assert len(set(scores)) == len(scores)
+    assert scores == pytest.approx(expected, abs=statistics.pstdev(expected) / 2)
+
+
+def test_a_missing_logit_is_an_error_that_names_the_token(engines):
+    engine = engines("qwen3")
+    params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=[290], detokenize=False)
+    [output] = engine.llm.generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
+    with pytest.raises(vllm.MissingTokenError, match="no logit for token 20, the answer 'no'"):
+        vllm._score(output, IDS)
+
+
+def test_a_prompt_over_the_longest_is_an_error_and_the_engine_goes_on(engines):
+    engine = engines("qwen3")
+    scores = engine.score(PROMPTS[:4])
+    with pytest.raises(Exception, match=f"length {MAX_LENGTH + 1}"):
+        engine.score([*PROMPTS[:3], [1] * (MAX_LENGTH + 1)])
+    assert engine.score(PROMPTS[:4]) == pytest.approx(scores, abs=TOLERANCE)
+
+
+def test_the_other_head_is_refused(folders, tmp_path):
+    with pytest.raises(ConfigError, match="serves head 'yes_no', not 'seq_cls'; use --backend hf"):
+        vllm.VllmEngine(_options(folders("qwen3"), head=Head.SEQ_CLS))
+    for path in folders("qwen3").iterdir():
+        if path.name != "model.safetensors":
+            (tmp_path / path.name).symlink_to(path)
+    tensors = load_file(folders("qwen3") / "model.safetensors")
+    save_file(
+        {**tensors, "score.weight": torch.zeros(1, 64)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(ConfigError, match=r"holds 'score.weight', a seq_cls checkpoint"):
+        vllm.VllmEngine(_options(tmp_path))
