@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -18,6 +18,7 @@ from tevatron.core.errors import ConfigError, InputError
 from tevatron.core.formats.beir import BeirFolder, Document
 from tevatron.core.formats.training import Passage, TrainingRow
 from tevatron.evaluator.files import whole_file
+from tevatron.evaluator.made import Made
 from tevatron.evaluator.metrics import Qrels, Run, rank
 
 
@@ -45,19 +46,11 @@ class MineOptions:
 
 
 @dataclass(slots=True, kw_only=True)
-class Mined:
-    """What was made, and what was left out and why: query ids by reason."""
+class Mined(Made):
+    """What mining made."""
 
-    num_rows: int = 0
-    num_positives: int = 0
-    num_negatives: int = 0
     num_too_good: int = 0
     """Candidates that score too close to a positive: likely relevant."""
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-
-    def leave_out(self, query_id: str, reason: str) -> None:
-        """Note that a query is not used."""
-        self.left_out.setdefault(reason, []).append(query_id)
 
 
 def candidate_rows(

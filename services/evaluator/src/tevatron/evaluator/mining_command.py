@@ -84,8 +84,8 @@ def _run(arguments: argparse.Namespace) -> None:
         rows = _taught(arguments, rows)
     output = arguments.output_dir / TRAINING_NAME
     write_rows(output, mine(rows, options, report))
-    for reason, query_ids in report.left_out.items():
-        note(f"{len(query_ids)} queries left out, each {reason}: {', '.join(query_ids[:5])}")
+    for remark in report.remarks():
+        note(remark)
     say(
         f"{output}: {report.num_rows} queries, {report.num_positives} positives, {report.num_negatives} negatives; "
         f"{report.num_too_good} candidates dropped as likely relevant"

@@ -12,7 +12,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -21,6 +21,7 @@ from tevatron.core.errors import ConfigError, InputError
 from tevatron.core.formats.beir import BeirFolder, Document
 from tevatron.evaluator.bm25 import Bm25Index, open_index
 from tevatron.evaluator.files import whole_file
+from tevatron.evaluator.made import Made
 from tevatron.evaluator.metrics import Qrels
 
 TRAINING_NAME = "train.jsonl"
@@ -45,18 +46,10 @@ class PrepareOptions:
 
 
 @dataclass(slots=True, kw_only=True)
-class Prepared:
-    """What was made, and what was left out and why: query ids by reason."""
+class Prepared(Made):
+    """What preparing made."""
 
-    num_rows: int = 0
-    num_positives: int = 0
-    num_negatives: int = 0
     num_heldout: int = 0
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-
-    def leave_out(self, query_id: str, reason: str) -> None:
-        """Note that a query is not used."""
-        self.left_out.setdefault(reason, []).append(query_id)
 
 
 def prepare(

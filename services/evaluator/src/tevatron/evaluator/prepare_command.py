@@ -73,8 +73,8 @@ def _run(arguments: argparse.Namespace) -> None:
     made = prepare(
         BeirFolder(arguments.dataset), arguments.output_dir, options, cache=arguments.cache
     )
-    for reason, query_ids in made.left_out.items():
-        note(f"{len(query_ids)} queries left out, each {reason}: {', '.join(query_ids[:5])}")
+    for remark in made.remarks():
+        note(remark)
     say(
         f"{arguments.output_dir / TRAINING_NAME}: {made.num_rows} queries, {made.num_positives} positives, "
         f"{made.num_negatives} negatives\n"
