@@ -16,7 +16,6 @@ from record import RESULTS
 from train_cases import Case
 from train_throughput import SETS
 
-from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.plan import GIB, MemoryParts
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.plan import memory
@@ -77,15 +76,9 @@ def planned(case: Case, *, tokens: int) -> MemoryParts:
         rerank_max_len=16,
         train_group_size=case.group_size,
         use_lora=case.lora,
-        lora_target_groups=["attn", "moe_experts"]
-        if case.lora and case.shape.num_experts
-        else None,
+        lora_target_groups=case.lora_groups,
         gradient_checkpointing=case.recompute,
-        megatron=MegatronArguments(
-            tensor_model_parallel_size=case.tensor,
-            pipeline_model_parallel_size=case.pipeline,
-            expert_model_parallel_size=case.expert,
-        ),
+        megatron=case.megatron,
     )
     return memory(case.shape, arguments, case.layout)
 

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.layout import Layout
 from tevatron.core.model_shape import ModelShape
 from tevatron.core.packing import pack
@@ -125,6 +126,22 @@ class Case:
             pipeline=self.pipeline,
             context=self.context,
             expert=self.expert,
+        )
+
+    @property
+    def lora_groups(self) -> list[str] | None:
+        """What LoRA adapts, the default on a dense model."""
+        return ["attn", "moe_experts"] if self.lora and self.shape.num_experts else None
+
+    @property
+    def megatron(self) -> MegatronArguments:
+        """The megatron backend's arguments."""
+        return MegatronArguments(
+            tensor_model_parallel_size=self.tensor,
+            pipeline_model_parallel_size=self.pipeline,
+            expert_model_parallel_size=self.expert,
+            context_parallel_size=self.context,
+            moe_permute_fusion=self.permute_fusion,
         )
 
     @property

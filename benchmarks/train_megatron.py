@@ -12,7 +12,6 @@ from train_cases import NO, YES, Case, Measured, model_config
 from train_child import Device, run_case
 from transformers import AutoConfig
 
-from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.nn.forward import YesNoHead
 from tevatron.trainer.program.backends.megatron.engine import Engine
@@ -47,17 +46,9 @@ def arguments_of(case: Case) -> TrainArguments:
         packing_max_tokens=case.tokens,
         per_device_train_batch_size=case.micro_batch,
         use_lora=case.lora,
-        lora_target_groups=["attn", "moe_experts"]
-        if case.lora and case.shape.num_experts
-        else None,
+        lora_target_groups=case.lora_groups,
         gradient_checkpointing=case.recompute,
-        megatron=MegatronArguments(
-            tensor_model_parallel_size=case.tensor,
-            pipeline_model_parallel_size=case.pipeline,
-            expert_model_parallel_size=case.expert,
-            context_parallel_size=case.context,
-            moe_permute_fusion=case.permute_fusion,
-        ),
+        megatron=case.megatron,
     )
 
 
