@@ -59,7 +59,7 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     events.phase(Phase.TRAINING)
     backend = HfBackend(run, hf_arguments)
     step = backend.train(base, trained, dataset, state=state)
-    if stopper.requested:
+    if stopper.agreed:
         events.stopped(step)
         return
     _leave_ranks()

@@ -56,10 +56,8 @@ class HfBackend:
             load_state(module, state)
             return state.step
         trainer = RerankTrainer(module, self._run, dataset, self._arguments)
-        stopper = self._run.stopper
-        stopper.is_training = True
-        trainer.train(resume_from_checkpoint=None if state is None else str(state.folder))
-        stopper.is_training = False
+        with self._run.stopper.training():
+            trainer.train(resume_from_checkpoint=None if state is None else str(state.folder))
         return int(trainer.state.global_step)
 
 

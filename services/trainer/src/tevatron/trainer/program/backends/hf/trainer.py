@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,14 +318,17 @@ class _StepCallback(TrainerCallback):
         if state.global_step in (1, state.max_steps):
             # A run shorter than logging_steps would say nothing of its loss.
             control.should_log = True
-        stopper = self._trainer.run.stopper
-        asked = torch.tensor(int(stopper.requested), device=args.device)
-        if args.world_size > 1:
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        if int(asked):
-            stopper.requested = True
+        if self._trainer.run.stopper.agree(partial(_most, args)):
             control.should_save = True
             control.should_training_stop = True
+
+
+def _most(args: TrainingArguments, number: int) -> int:
+    """Return the largest of all ranks' numbers."""
+    largest = torch.tensor(number, device=args.device)
+    if args.world_size > 1:
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    return int(largest)
 
 
 def _memory_bytes(device: torch.device) -> int:

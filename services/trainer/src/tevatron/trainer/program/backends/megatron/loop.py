@@ -73,23 +73,20 @@ class Loop:
         )
         on_gpu = self._engine.ranks.device.type == "cuda"
         loader = step_loader(self._dataset, sampler, num_workers=2 if on_gpu else 0)
-        stopper = self._run.stopper
-        stopper.is_training = True
-        for groups in loader:
-            step += 1
-            self._step(step, groups)
-            # One rank may be told before another; all stop after the same step.
-            stopper.requested = bool(self._engine.ranks.most(int(stopper.requested)))
-            self._finish_save_if_written()
-            if step % self._run.arguments.save_steps == 0 or stopper.requested:
+        with self._run.stopper.training():
+            for groups in loader:
+                step += 1
+                self._step(step, groups)
+                is_asked = self._run.stopper.agree(self._engine.ranks.most)
+                self._finish_save_if_written()
+                if step % self._run.arguments.save_steps == 0 or is_asked:
+                    self._save(step)
+                if is_asked:
+                    break
+                self._publish_step(step)
+            if self._saved_step != step:
                 self._save(step)
-            if stopper.requested:
-                break
-            self._publish_step(step)
-        if self._saved_step != step:
-            self._save(step)
-        self._finish_save()
-        stopper.is_training = False
+            self._finish_save()
         return step
 
     def _resume(self, state: State | None) -> int:

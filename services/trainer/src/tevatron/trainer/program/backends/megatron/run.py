@@ -68,7 +68,7 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     )
     events.phase(Phase.TRAINING)
     step = Loop(engine, run, dataset, publish=partial(publish_step, export, engine)).train(state)
-    if stopper.requested:
+    if stopper.agreed:
         events.stopped(step)
         leave_ranks()
         return
