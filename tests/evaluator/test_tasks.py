@@ -195,6 +195,18 @@ def test_cancel_while_waiting_for_a_scorer(jobs):
     assert time.monotonic() - started < 3
 
 
+def test_a_job_says_which_engine_it_waits_for(jobs, monkeypatch):
+    monkeypatch.setattr("tevatron.evaluator.scorers.REMIND_S", 0.0)
+    job_id = jobs.submit(rerank=reranked(engine="vllm"))
+    worker = threading.Thread(target=jobs.work)
+    worker.start()
+    wait_until(lambda: any("still waiting" in message for message in jobs.messages(job_id)))
+    jobs.cancel(job_id)
+    worker.join(10)
+    (message,) = {text for text in jobs.messages(job_id) if "still waiting" in text}
+    assert "no host with a free place and engine 'vllm' (one with TEVATRON_VLLM_PYTHON" in message
+
+
 def test_cancel_while_a_request_is_in_flight(jobs, host):
     release = threading.Event()
     host.prepare = lambda scorer: setattr(scorer, "before_answer", lambda pairs: release.wait(30))

@@ -121,6 +121,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
     model: Annotated[str | None, typer.Option(help="Rerank with this registered model.")] = None,
     prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
+    engine: Annotated[str | None, typer.Option(help="What scores: hf or vllm.")] = None,
     ranklist: Annotated[
         str | None, typer.Option(help="First stage: a dataset of kind ranklist; BM25 if left out.")
     ] = None,
@@ -149,6 +150,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
         "model": model,
         "prompt_template": prompt_template,
         "max_length": max_length,
+        "engine": engine,
         "depth": depth,
     }
     rerank = {key: value for key, value in rerank.items() if value is not None}
@@ -170,6 +172,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
     ] = None,
     prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
+    engine: Annotated[str | None, typer.Option(help="What scores: hf or vllm.")] = None,
     max_negatives: Annotated[
         int | None, typer.Option(help="Negatives of a row that are scored.")
     ] = None,
@@ -194,6 +197,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
         "scorers": list(scorer) if scorer else None,
         "prompt_template": prompt_template,
         "max_length": max_length,
+        "engine": engine,
     }
     teacher = {key: value for key, value in teacher.items() if value is not None}
     if teacher:

@@ -126,7 +126,7 @@ class JobScorers:
                 )
             if time.monotonic() - reminded > REMIND_S:
                 reminded = time.monotonic()
-                states = ", ".join(f"{row.id} is {row.state.value}" for row in rows)
+                states = ", ".join(_state(row) for row in rows)
                 self._ctx.log("info", f"still waiting for a scorer: {states}")
             self._ctx.wait(self._ctx.settings.poll_s)
 
@@ -150,6 +150,14 @@ def _endpoint(row: Scorer) -> Endpoint:
         external=row.external,
         backend=Backend(url=row.url, token=row.token),
     )
+
+
+def _state(row: Scorer) -> str:
+    if row.state is not ScorerState.WANTED:
+        return f"{row.id} is {row.state.value}"
+    # Hosts may come and go with the load, so that nobody can say that none will ever take it.
+    needs = " (one with TEVATRON_VLLM_PYTHON set)" if row.engine == "vllm" else ""
+    return f"no host with a free place and engine '{row.engine}'{needs} has taken {row.id}"
 
 
 def _why_none(rows: Sequence[Scorer]) -> str:
