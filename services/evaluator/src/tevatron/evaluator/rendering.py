@@ -169,7 +169,7 @@ td small.down { color: var(--down); }
 sup { line-height: 0; }
 .notes { padding-left: 1.2rem; color: var(--soft); font-size: .87rem; }
 @media (max-width: 40rem) {
-  th, td { padding: .35rem .5rem; vertical-align: top; }
+  th, td { padding: .35rem .4rem; font-size: .93rem; vertical-align: top; }
   th:first-child { min-width: 6.5rem; max-width: 8rem; white-space: normal; overflow-wrap: break-word; }
   td small { display: block; min-width: 0; }
 }"""
