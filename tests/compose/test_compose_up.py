@@ -69,6 +69,15 @@ def test_an_image_holds_its_modules_and_versions_of_the_lock_alone(stack: Stack,
     ] == []
 
 
+@pytest.mark.parametrize("image", ["trainer", "scorer"])
+def test_torch_comes_out_of_the_wheel_folder(stack: Stack, image: str):
+    wheels = [wheel.name for wheel in (stack.clone / "wheels").glob("torch-*.whl")]
+    if not wheels:
+        pytest.skip("no wheel of torch for the CPU was found on this machine")
+    found = run_in(stack, image, "python", "-c", "import torch; print(torch.__version__)").strip()
+    assert [name.split("-")[1] for name in wheels] == [found]
+
+
 @pytest.mark.parametrize("image", CPU_IMAGES)
 def test_an_image_has_no_compiler_no_left_overs_and_no_rights(stack: Stack, image: str):
     assert run_in(stack, image, "id", "-u").strip() == "10001"
