@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-megatron test-vllm pytest lint types imports format up openapi
+.PHONY: help install demo test test-megatron test-vllm test-compose images pytest lint types imports format up openapi
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
@@ -14,10 +14,11 @@ SOURCES := core services tests benchmarks examples scripts
 DATA ?=
 QUERIES ?=
 MODEL ?=
-# Of `make pytest`, `make test-megatron` and `make test-vllm`: more arguments.
+# Of `make pytest`, `make test-megatron`, `make test-vllm` and `make test-compose`: more arguments.
 ARGS ?=
 MEGATRON_ARGS ?= -q
 VLLM_ARGS ?= -q
+COMPOSE_ARGS ?= -q
 
 help:
 	@echo "make demo      train, serve and evaluate a small reranker on this machine"
@@ -25,6 +26,8 @@ help:
 	@echo "make test      lint, types, import borders and all tests"
 	@echo "make test-megatron  the tests of the megatron backend alone (sets up .venv-megatron, 5 GB)"
 	@echo "make test-vllm  the tests of the vllm engine alone (sets up .venv-vllm, 2 GB)"
+	@echo "make test-compose  images and compose.yaml on a Docker engine (minutes; skipped where none answers)"
+	@echo "make images    build the images of compose.yaml, with the commit in their labels"
 	@echo "make up        run the whole stack in the foreground"
 	@echo "make install   make .venv; PYTHON=<interpreter> chooses its Python"
 	@echo "make lint types imports pytest format openapi bench-<name of a file in benchmarks/>"
@@ -37,8 +40,8 @@ demo: install
 	@"$(BIN)/python" examples/demo.py $(if $(DATA),--data "$(DATA)") $(if $(QUERIES),--queries "$(QUERIES)") \
 		$(if $(MODEL),--model "$(MODEL)")
 
-# These two first: some of the other tests use their environments, and those say last what was skipped.
-test: lint types imports test-megatron test-vllm pytest
+# pytest last: some of its tests use the environments of the two before, and it says at the end what was skipped.
+test: lint types imports test-megatron test-vllm test-compose pytest
 
 # Megatron under Python 3.12, in an environment of its own; skipped by name where there is no 3.12.
 test-megatron:
@@ -49,6 +52,13 @@ test-megatron:
 test-vllm:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=<interpreter> ..." >&2; exit 2; }
 	@"$(PYTHON)" scripts/vllm_tests.py $(VLLM_ARGS)
+
+# The images from a fresh clone, and compose.yaml through kills and restarts; skipped by name where no engine answers.
+test-compose: install
+	@"$(BIN)/python" scripts/compose_tests.py $(COMPOSE_ARGS)
+
+images:
+	TEVATRON_COMMIT="$$(git rev-parse HEAD)" docker compose --profile demo build
 
 pytest: install
 	@"$(BIN)/python" scripts/test.py $(ARGS)

