@@ -135,7 +135,7 @@ class Bench:
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
     def wait_for_step(self, job_id: str, step: int, attempt: int = 1) -> None:
-        wait_for(lambda: step in self.steps(job_id, attempt), what=f"step {step}")
+        wait_for(lambda: step in self.steps(job_id, attempt), timeout_s=120, what=f"step {step}")
 
     def cancel(self, job_id: str) -> None:
         with self.sessions.begin() as session:

@@ -41,7 +41,7 @@ def bench(
 ) -> Iterator[Bench]:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=":")
     settings = settings.model_copy(
-        update={"jobset_image": "image", "poll_s": 0.05, "stop_grace_s": 30.0}
+        update={"jobset_image": "image", "poll_s": 0.05, "stop_grace_s": 30.0, "lease_s": 60.0}
     )
     found = Bench(settings, sessions, checkpoint_folder, monkeypatch)
     found.make_launcher = JobsetLauncher

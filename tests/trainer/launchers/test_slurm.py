@@ -118,7 +118,7 @@ def bench(
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=":")
     for name, text in slurm.environment().items():
         monkeypatch.setenv(name, text)
-    settings = settings.model_copy(update={"poll_s": 0.1, "stop_grace_s": 30.0})
+    settings = settings.model_copy(update={"poll_s": 0.1, "stop_grace_s": 30.0, "lease_s": 60.0})
     found = Bench(settings, sessions, checkpoint_folder, monkeypatch)
     found.make_launcher = SlurmLauncher
     found.behave()

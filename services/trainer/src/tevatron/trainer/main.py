@@ -64,10 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="run a driver on Slurm without the platform",
         description="Partition, GPUs of a node and so on are TEVATRON_SLURM_*; the log lies in this folder.",
     )
-    batch.add_argument("--num_processes", type=int, default=1, help="ranks on all nodes together")
-    batch.add_argument("--num_nodes", type=int)
+    batch.add_argument(
+        "--num-processes",
+        "--num_processes",
+        type=int,
+        default=1,
+        help="ranks on all nodes together",
+    )
+    batch.add_argument("--num-nodes", "--num_nodes", type=int)
     batch.add_argument("--name", default="tevatron")
-    batch.add_argument("--dry_run", action="store_true", help="print the batch file only")
+    batch.add_argument(
+        "--dry-run", "--dry_run", action="store_true", help="print the batch file only"
+    )
     batch.add_argument("module", help="such as tevatron.megatron.driver.train")
     batch.add_argument("arguments", nargs=argparse.REMAINDER, help="the driver's own")
     options = parser.parse_args(argv)
