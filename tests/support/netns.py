@@ -14,15 +14,15 @@ from pathlib import Path
 
 SUBNET = "10.203.77"
 CONTROLLER = f"{SUBNET}.254"
-"""Address of this machine in their network."""
+"""Address of this machine in their network, once it is a part of it."""
 
 
 def missing() -> str | None:
     """Return why there can be no namespaces here, None where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None or shutil.which("unshare") is None:
-        return "network namespaces need the programs ip and unshare"
+    if any(shutil.which(program) is None for program in ("ip", "nsenter", "unshare")):
+        return "network namespaces need the programs ip, nsenter and unshare"
     tried = subprocess.run(["unshare", "--net", "--uts", "true"], check=False, capture_output=True)
     return None if tried.returncode == 0 else "this machine makes no network namespaces"
 
@@ -30,18 +30,20 @@ def missing() -> str | None:
 class Nodes:
     """Namespaces by number."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, folder: Path) -> None:
         self.names = [f"tevatron{os.getpid()}n{number}" for number in range(count)]
         self.addresses = [f"{SUBNET}.{number + 1}" for number in range(count)]
+        self._hosts = folder / "hosts"
         self._switch = f"tevatron{os.getpid()}switch"
         self._uplink = f"tv{os.getpid()}"
 
     def prefix(self, number: int) -> list[str]:
         """Return what goes before a command that runs on a node."""
-        rename = f'hostname node{number}; exec "$@"'
+        # Not `ip netns exec`: it mounts /sys anew, without the cgroups that slurmd asks for.
+        enter = f'mount --bind {self._hosts} /etc/hosts; hostname node{number}; exec "$@"'
         return [
-            *("ip", "netns", "exec", self.names[number]),
-            *("unshare", "--uts", "sh", "-c", rename, "sh"),
+            *("nsenter", f"--net=/run/netns/{self.names[number]}"),
+            *("unshare", "--uts", "--mount", "sh", "-c", enter, "sh"),
         ]
 
     def make(self) -> None:
@@ -49,28 +51,27 @@ class Nodes:
         _ip("netns", "add", self._switch)
         _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", self._switch, "link", "set", "bridge", "up")
-        self._plug("uplink", "link", "add", self._uplink)
-        _ip("addr", "add", f"{CONTROLLER}/24", "dev", self._uplink)
-        _ip("link", "set", self._uplink, "up")
         hosts = "".join(
             f"{address} node{number}\n" for number, address in enumerate(self.addresses)
         )
+        self._hosts.write_text(f"127.0.0.1 localhost\n{hosts}")
         for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
             _ip("netns", "add", name)
-            # `ip netns exec` puts it in the place of /etc/hosts.
-            folder = Path("/etc/netns") / name
-            folder.mkdir(parents=True)
-            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
             self._plug(f"port{number}", "-n", name, "link", "add", "eth0")
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", "eth0", "up")
 
+    def reach(self) -> None:
+        """Make this machine a part of their network."""
+        self._plug("uplink", "link", "add", self._uplink)
+        _ip("addr", "add", f"{CONTROLLER}/24", "dev", self._uplink)
+        _ip("link", "set", self._uplink, "up")
+
     def remove(self) -> None:
         """Remove what is there of them."""
         for name in [*self.names, self._switch]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
 
     def _plug(self, port: str, *end: str) -> None:
         """Make a cable from a port of the bridge to the end that is described."""
@@ -79,9 +80,9 @@ class Nodes:
 
 
 @contextmanager
-def nodes(count: int) -> Iterator[Nodes]:
-    """Have nodes for the length of the block."""
-    found = Nodes(count)
+def nodes(count: int, folder: Path) -> Iterator[Nodes]:
+    """Have nodes for the length of the block; `folder` keeps their /etc/hosts."""
+    found = Nodes(count, folder)
     try:
         found.make()
         yield found

@@ -105,7 +105,13 @@ def test_a_lost_node_is_another_attempt_from_the_last_saved_state(
 def test_a_failure_keeps_the_reason_that_the_program_gave(
     bench: Bench, kubernetes: FakeKubernetes
 ) -> None:
-    bench.behave(steps=1000, step_s=0.05, at_step={"2": "fail:out_of_memory"}, ranks=[0])
+    bench.behave(
+        steps=1000,
+        step_s=0.05,
+        save_steps=1000,
+        at_step={"2": "fail:out_of_memory"},
+        ranks=[0],
+    )
     job_id = bench.train(num_processes=2, num_nodes=2)
     assert bench.work()
     job = bench.job(job_id)
@@ -114,7 +120,7 @@ def test_a_failure_keeps_the_reason_that_the_program_gave(
 
 
 def test_cancel_ends_every_pod(bench: Bench, kubernetes: FakeKubernetes) -> None:
-    bench.behave(steps=1000, step_s=0.05, deaf=True)
+    bench.behave(steps=1000, step_s=0.05, save_steps=1000, deaf=True)
     job_id = bench.train(num_processes=2, num_nodes=2)
     with bench.working():
         bench.wait_for_step(job_id, 2)

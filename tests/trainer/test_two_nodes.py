@@ -34,11 +34,11 @@ START_S = 900
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
     why = netns.missing()
     if why is not None:
         pytest.skip(why)
-    with netns.nodes(2) as found:
+    with netns.nodes(2, tmp_path) as found:
         yield found
 
 
@@ -119,6 +119,7 @@ def test_as_slurm_starts_them(
     if why is not None:
         pytest.skip(why)
     worker.make_launcher = SlurmLauncher
+    nodes.reach()
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,
         running_slurm(

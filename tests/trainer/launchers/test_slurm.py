@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -142,6 +143,36 @@ def entry_of_node(job_id: str, node: int) -> int:
 
 
 @needs_slurm
+@pytest.mark.timeout(600)
+def test_the_command_submits_a_driver_without_the_platform(
+    slurm: Slurm,
+    tmp_path: Path,
+    checkpoint_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=":")
+    monkeypatch.setenv("STAND_IN", json.dumps({"export": str(checkpoint_folder)}))
+    for name, text in slurm.environment().items():
+        monkeypatch.setenv(name, text)
+    config = tmp_path / "run" / "config.json"
+    config.parent.mkdir()
+    assert main(["sbatch", "--name", "plain", "stand_in_program", str(config)]) == 0
+    job = capsys.readouterr().out.strip()
+    wait_for(
+        lambda: (
+            slurm.call("squeue", "--noheader", "--states=all", "-o", "%T", "-j", job).strip()
+            == "COMPLETED"
+        ),
+        timeout_s=300,
+        what="the end of the job",
+    )
+    assert "stand-in rank 0 of 1 runs" in (tmp_path / f"plain-{job}.log").read_text()
+    assert (config.parent / "export" / "reranker.json").is_file()
+
+
+@needs_slurm
 @pytest.mark.db
 @pytest.mark.timeout(600)
 def test_a_train_job_runs_on_two_nodes(bench: Bench, slurm: Slurm) -> None:
@@ -160,7 +191,7 @@ def test_a_train_job_runs_on_two_nodes(bench: Bench, slurm: Slurm) -> None:
 @pytest.mark.db
 @pytest.mark.timeout(600)
 def test_cancel_ends_every_step(bench: Bench, slurm: Slurm) -> None:
-    bench.behave(steps=1000, step_s=0.05, deaf=True)
+    bench.behave(steps=1000, step_s=0.05, save_steps=1000, deaf=True)
     job_id = bench.train(num_processes=2, num_nodes=2)
     with bench.working():
         bench.wait_for_step(job_id, 2)

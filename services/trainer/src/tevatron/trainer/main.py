@@ -50,7 +50,12 @@ def sbatch_command(options: argparse.Namespace, settings: Settings) -> int:
         variables={},
     )
     text = slurm.batch_file(settings, batch)
-    sys.stdout.write(text if options.dry_run else f"{slurm.sbatch(text, folder=Path.cwd())}\n")
+    if options.dry_run:
+        sys.stdout.write(text)
+    else:
+        # What is submitted by hand has the user's own environment, as with sbatch itself.
+        job = slurm.sbatch(text, folder=Path.cwd(), environment=None)
+        sys.stdout.write(f"{job}\n")
     return 0
 
 

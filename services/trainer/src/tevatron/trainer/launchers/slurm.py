@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,9 +126,10 @@ def node_python(settings: Settings, environment: str) -> Path:
     return interpreter(settings, "megatron")
 
 
-def sbatch(text: str, *, folder: Path) -> str:
-    """Submit a batch file and return the job's id; secrets of this process's environment stay here."""
-    return _call(["sbatch", "--parsable", f"--chdir={folder}"], text=text).partition(";")[0].strip()
+def sbatch(text: str, *, folder: Path, environment: Mapping[str, str] | None) -> str:
+    """Submit a batch file, whose job gets this environment, or this process's own, and return the job's id."""
+    argv = ["sbatch", "--parsable", f"--chdir={folder}"]
+    return _call(argv, text=text, environment=environment).partition(";")[0].strip()
 
 
 class SlurmCluster:
@@ -158,7 +159,12 @@ class SlurmCluster:
             output=str(launch.log_path.with_suffix(".slurm.log")),
             variables={ATTEMPT_VARIABLE: launch.marker},
         )
-        sbatch(batch_file(self._settings, batch), folder=launch.run_folder)
+        sbatch(
+            batch_file(self._settings, batch),
+            folder=launch.run_folder,
+            # Without this process's secrets.
+            environment=child_environment(os.environ, devices=None),
+        )
 
     def look(self, name: str) -> Sight | None:
         """Return what squeue says; Slurm forgets a job some minutes after its end."""
@@ -212,13 +218,15 @@ def _listed(*, name: str | None = None) -> list[Listed]:
     return [Listed(*line.split("|", 3)) for line in text.splitlines()]
 
 
-def _call(argv: Sequence[str], *, text: str | None = None) -> str:
+def _call(
+    argv: Sequence[str], *, text: str | None = None, environment: Mapping[str, str] | None = None
+) -> str:
     """Run one of Slurm's programs and return its output."""
     try:
         done = subprocess.run(
             argv,
             input=text,
-            env=child_environment(os.environ, devices=None),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=_CALL_S,
