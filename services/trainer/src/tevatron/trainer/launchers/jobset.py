@@ -71,7 +71,7 @@ class JobsetCluster:
         """Create it; one of this name is this attempt, submitted before."""
         manifest = self._manifest(self._settings, name, launch, num_nodes=num_nodes)
         with _answers(passing=_CONFLICT):
-            self._client.create(self._resource(manifest))
+            self._client.create(self._resource.from_dict(manifest))
 
     def look(self, name: str) -> Sight | None:
         """Return what its conditions say, and why its pods ended."""
@@ -90,7 +90,7 @@ class JobsetCluster:
         """Return the names of this job's attempts."""
         with _answers():
             found = self._client.list(self._resource, labels={JOB_LABEL: job_id})
-            return [str(entry.metadata.name) for entry in found]
+            return [str(entry["metadata"]["name"]) for entry in found]
 
     def end(self, name: str, *, grace_s: float) -> None:
         """Delete it, and wait until all its pods are gone: a foreground deletion keeps it there so long.
