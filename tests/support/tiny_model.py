@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 SHAPE = {
@@ -42,6 +43,8 @@ def tiny_config(kind: str = "llama", **changes: object) -> PreTrainedConfig:
         return Qwen2Config(tie_word_embeddings=False, **shape)
     if kind == "mistral":
         return MistralConfig(tie_word_embeddings=False, **shape)
+    if kind == "qwen3_moe":
+        return Qwen3MoeConfig(tie_word_embeddings=False, norm_topk_prob=True, **shape)
     return Qwen3Config(tie_word_embeddings=False, head_dim=16, **shape)
 
 

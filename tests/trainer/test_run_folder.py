@@ -76,3 +76,14 @@ def test_sync_tree_reads_every_folder(tmp_path: Path) -> None:
     (tmp_path / "a" / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError):
         sync_tree(tmp_path)
+
+
+def test_an_adopted_attempt_has_the_log_that_its_ranks_go_on_writing(run: RunFolder) -> None:
+    run.path.mkdir()
+    run.share_log(1)
+    assert list(run.path.iterdir()) == []
+    run.log(1).write_text("first\n")
+    run.share_log(3)
+    with run.log(1).open("a") as log:
+        log.write("second\n")
+    assert run.log(3).read_text() == "first\nsecond\n"
