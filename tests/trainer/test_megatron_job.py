@@ -78,7 +78,7 @@ class Worker:
         return job.id
 
     def work(self) -> bool:
-        tasks = Tasks(LocalLauncher(self.settings))
+        tasks = Tasks(lambda _: LocalLauncher(self.settings))
         return run_next_job(
             [JobKind.TRAIN],
             handlers={JobKind.TRAIN: tasks.train},

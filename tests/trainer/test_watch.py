@@ -17,7 +17,7 @@ from tevatron.core.worker.runner import AttemptLostError, JobContext, Stopped, S
 from tevatron.trainer import watch as watch_module
 from tevatron.trainer.launchers import Exit
 from tevatron.trainer.run_folder import RunFolder
-from tevatron.trainer.watch import EventTail, catch_up, watch
+from tevatron.trainer.watch import EventTail, Seen, catch_up, recall, watch
 
 GOOD = Exit(status=0, killed=False, message="rank 0 ended with status 0")
 BAD = Exit(status=1, killed=False, message="rank 0 ended with status 1; the log ends:\nTraceback")
@@ -113,10 +113,10 @@ class Bench:
 
         return write
 
-    def watch(self, attempt: Attempt) -> None:
+    def watch(self, attempt: Attempt | Detached) -> None:
         tail = EventTail(self.run.events)
         catch_up(cast(JobContext, self.ctx), tail)
-        watch(cast(JobContext, self.ctx), attempt, tail, run=self.run)
+        watch(cast(JobContext, self.ctx), attempt, tail, run=self.run, seen=Seen())
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_cancel_leaves_a_note_kills_after_the_grace_and_removes_what_is_half_don
     attempt = Attempt([lambda: None] * 100)
     with pytest.raises(Stopped):
         bench.watch(attempt)
-    assert attempt.calls == [("end", 0.4), ("end", 0)]
+    assert attempt.calls == [("end", 0.4)]
     assert bench.run.cancel.exists()
     assert sorted(path.name for path in bench.run.path.iterdir()) == ["cancel", "states"]
     assert [path.name for path in (bench.run.path / "states").iterdir()] == ["step-2"]
@@ -288,7 +288,7 @@ def test_shutdown_waits_for_the_state_and_stores_what_was_said(bench: Bench) -> 
     attempt = Attempt([lambda: None] * 100, when_asked=said)
     with pytest.raises(Stopped):
         bench.watch(attempt)
-    assert attempt.calls == [("ask", None), ("end", 0), ("end", 0)]
+    assert attempt.calls == [("ask", None), ("end", 0)]
     assert bench.ctx.stored == [
         ("log", "info", "saved the training state of step 7"),
         ("log", "info", "the training program stopped; saved step: 7"),
@@ -315,7 +315,7 @@ def test_who_does_not_stop_is_killed(
     with pytest.raises(Stopped):
         bench.watch(attempt)
     assert waits_s <= time.monotonic() - began < waits_s + 0.3
-    assert attempt.calls == [("ask", None), ("end", 0), ("end", 0)]
+    assert attempt.calls == [("ask", None), ("end", 0)]
 
 
 def test_cancel_during_a_shutdown_does_not_wait_for_the_state(bench: Bench) -> None:
@@ -326,7 +326,7 @@ def test_cancel_during_a_shutdown_does_not_wait_for_the_state(bench: Bench) -> N
     with pytest.raises(Stopped):
         bench.watch(attempt)
     assert time.monotonic() - began < 0.7
-    assert attempt.calls == [("ask", None), ("end", 0.4), ("end", 0)]
+    assert attempt.calls == [("ask", None), ("end", 0.4)]
 
 
 def test_no_process_is_left_when_storing_fails_for_good(bench: Bench) -> None:
@@ -334,3 +334,55 @@ def test_no_process_is_left_when_storing_fails_for_good(bench: Bench) -> None:
     with pytest.raises(ValueError, match="no such phase"):
         bench.watch(attempt)
     assert attempt.calls == [("end", 0)]
+
+
+@dataclass
+class Detached:
+    """An attempt on a cluster: as the other, but it cannot be asked to stop, and needs no worker."""
+
+    attempt: Attempt
+
+    def poll(self) -> Exit | None:
+        return self.attempt.poll()
+
+    def end(self, *, grace_s: float) -> None:
+        self.attempt.end(grace_s=grace_s)
+
+
+@pytest.mark.parametrize("reason", [StopReason.SHUTDOWN, StopReason.LEASE_LOST])
+def test_an_attempt_that_needs_no_worker_is_left_to_run(bench: Bench, reason: StopReason) -> None:
+    bench.ctx.stops = lambda: reason
+    attempt = Attempt([lambda: None] * 1000)
+    with pytest.raises(Stopped):
+        bench.watch(Detached(attempt))
+    assert attempt.calls == []
+
+
+def test_an_attempt_that_needs_no_worker_is_ended_by_a_cancel(bench: Bench) -> None:
+    bench.ctx.stops = lambda: StopReason.CANCELLED
+    attempt = Attempt([lambda: None] * 1000)
+    with pytest.raises(Stopped):
+        bench.watch(Detached(attempt))
+    assert attempt.calls == [("end", 0.4)]
+    assert bench.run.cancel.exists()
+
+
+def test_another_watcher_goes_on_where_the_first_one_stopped(bench: Bench) -> None:
+    bench.says(
+        event("failed", reason="data_error", phase="loading", message="of an attempt before")
+    )()
+    looks = [None] * 6
+    bench.ctx.stops = lambda: looks.pop() if looks else StopReason.SHUTDOWN
+    said = [event("phase", phase="training"), event("metrics", step=1), EXPORTED]
+    attempt = Attempt([bench.says(*said), *[lambda: None] * 1000])
+    with pytest.raises(Stopped):
+        bench.watch(Detached(attempt))
+    assert ("metrics", 1) in bench.ctx.stored
+
+    second = Context(bench.settings)
+    tail = EventTail(bench.run.events)
+    seen = recall(cast(JobContext, second), tail)
+    assert (seen.exported, seen.failed) == (True, None)
+    rest = Attempt([bench.says(event("metrics", step=2))])
+    watch(cast(JobContext, second), Detached(rest), tail, run=bench.run, seen=seen)
+    assert second.stored == [("phase", "training"), ("metrics", 2)]

@@ -16,17 +16,12 @@ from tevatron.core.errors import ConfigError
 from tevatron.core.ids import new_id
 from tevatron.core.process import end_processes, parent_pid, processes_with_marker
 from tevatron.core.settings import Settings
-from tevatron.trainer.launchers import LAUNCHERS, Exit, Handle, Launch, LauncherName, get_launcher
-from tevatron.trainer.launchers.local import (
-    LocalLauncher,
-    program_tail,
-    rank_ends,
-    was_killed,
-)
+from tevatron.trainer.launchers import AttachedHandle, Exit, Launch
+from tevatron.trainer.launchers.local import LocalLauncher
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
-Start = Callable[..., tuple[Handle, Launch]]
+Start = Callable[..., tuple[AttachedHandle, Launch]]
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
@@ -36,7 +31,7 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> Non
         time.sleep(0.02)
 
 
-def wait_for_exit(handle: Handle, *, timeout_s: float = 60.0) -> Exit:
+def wait_for_exit(handle: AttachedHandle, *, timeout_s: float = 60.0) -> Exit:
     deadline = time.monotonic() + timeout_s
     while (ended := handle.poll()) is None:
         assert time.monotonic() < deadline, "did not end in time"
@@ -49,7 +44,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     marker = f"{new_id('job')}:1"
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
 
-    def run(*, num_processes: int = 1, **behaviour: object) -> tuple[Handle, Launch]:
+    def run(*, num_processes: int = 1, **behaviour: object) -> tuple[AttachedHandle, Launch]:
         monkeypatch.setenv("STAND_IN", json.dumps(behaviour))
         (tmp_path / "config.json").write_text("{}")
         launch = Launch(
@@ -139,11 +134,11 @@ def test_end_kills_ranks_that_do_not_listen_within_the_grace(start: Start, tmp_p
     assert handle.poll() is not None
 
 
-def test_clear_ends_an_earlier_attempt(start: Start, tmp_path: Path) -> None:
+def test_adopt_ends_an_earlier_attempt(start: Start, tmp_path: Path) -> None:
     handle, launch = start(steps=5000)
     wait_until(lambda: len(processes_with_marker(launch.marker)) == 2)
     job_id = launch.marker.partition(":")[0]
-    LocalLauncher(Settings(home=tmp_path)).clear(job_id)
+    assert LocalLauncher(Settings(home=tmp_path)).adopt(job_id, run_folder=tmp_path) is None
     assert processes_with_marker(launch.marker) == []
     handle.end(grace_s=0)
 
@@ -195,66 +190,14 @@ def test_more_ranks_than_devices_are_refused(
 ) -> None:
     launcher = LocalLauncher(Settings(devices=devices))
     if fits:
-        launcher.check(num_processes=num_processes)
+        launcher.check(num_processes=num_processes, num_nodes=None)
     else:
         with pytest.raises(ConfigError, match=f"TEVATRON_DEVICES={devices}.*got {num_processes}"):
-            launcher.check(num_processes=num_processes)
+            launcher.check(num_processes=num_processes, num_nodes=None)
 
 
-REPORT = """
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-29_19:50:{first:02d}
-  host      : localhost
-  rank      : 0 (local_rank: 0)
-  exitcode  : {first_code} (pid: 100)
-  error_file: <N/A>
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-[1]:
-  time      : 2026-11-29_19:50:{second:02d}
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : {second_code} (pid: 101) SIGKILL
-"""
-
-
-@pytest.mark.parametrize(
-    ("first", "first_code", "second", "second_code", "killed"),
-    [
-        (10, -9, 10, 1, True),
-        (10, 1, 10, -9, True),  # the survivor's failure was seen first
-        (10, 1, 11, -15, False),  # torchrun ended the other one
-        (10, 1, 50, -9, False),  # torchrun ended the other one, which did not listen
-        (10, -6, 10, 1, True),
-        (10, 1, 10, 2, False),
-    ],
-)
-def test_first_cause_is_read_from_torchruns_report(
-    first: int, first_code: int, second: int, second_code: int, killed: bool
-) -> None:
-    report = REPORT.format(
-        first=first, first_code=first_code, second=second, second_code=second_code
-    )
-    ends = rank_ends(report)
-    assert [end.code for end in ends] == [first_code, second_code]
-    assert was_killed(ends) is killed
-
-
-def test_a_log_without_a_report_shows_no_failed_rank() -> None:
-    assert rank_ends("Traceback ...\nModuleNotFoundError: No module named 'x'\n") == []
-    assert was_killed([]) is False
-
-
-def test_the_tail_is_the_programs_own_and_short() -> None:
-    lines = [f"line {number}" for number in range(100)]
-    agent = "E1129 19:52:43.404 17 torch/distributed/elastic/multiprocessing/api.py:986] failed"
-    assert program_tail("\n".join([*lines, agent, "Traceback"])).splitlines() == lines[80:]
-    assert program_tail("x" * 9000) == "x" * 4000
-    assert program_tail("") == "(it is empty)"
-
-
-def test_registry_has_every_name_and_refuses_others() -> None:
-    assert set(LAUNCHERS) == set(LauncherName)
-    assert get_launcher("local") is LocalLauncher
-    with pytest.raises(ConfigError, match=r"unknown launcher 'locl'.*Did you mean 'local'"):
-        get_launcher("locl")
+def test_several_nodes_are_refused() -> None:
+    launcher = LocalLauncher(Settings())
+    launcher.check(num_processes=2, num_nodes=1)
+    with pytest.raises(ConfigError, match=r"num_nodes: expected 1.*'local', got 2"):
+        launcher.check(num_processes=2, num_nodes=2)

@@ -72,6 +72,39 @@ class Settings(BaseModel):
     """Interpreter of the environment with Megatron, which starts the ranks of `backend: megatron` jobs."""
     vllm_python: Path | None = None
     """Interpreter of the environment with vLLM, in which a scorer host starts servers of engine `vllm`."""
+    launcher: str = "local"
+    """What starts the ranks of train and export jobs: `local` (this worker's devices), `jobset` (Kubernetes), `slurm`."""
+    job_launchers: list[str] = Field(default_factory=list)
+    """Other launchers that a job may ask for."""
+    unwatched_s: float = 900.0
+    """How long ranks on a cluster go on while no worker watches them; then they save their state and end."""
+
+    jobset_namespace: str = "tevatron"
+    jobset_image: str | None = None
+    """Image of the ranks of `backend: hf` jobs."""
+    jobset_megatron_image: str | None = None
+    """Image of the ranks of `backend: megatron` jobs."""
+    jobset_claim: str = "tevatron-data"
+    """Volume claim with TEVATRON_DATA, mounted under the same path as here."""
+    jobset_queue: str | None = None
+    """Kueue's local queue."""
+    jobset_gpus_per_node: int = Field(default=0, ge=0)
+    """GPUs of a node, one for each rank; 0 for ranks on CPUs."""
+    jobset_pod: Path | None = None
+    """YAML file that is merged into the pod's spec: node selectors, tolerations, variables of the network."""
+    jobset_runtime: str | None = None
+    """Kubeflow's TrainingRuntime in that namespace: a TrainJob is made in place of a JobSet."""
+
+    slurm_partition: str | None = None
+    slurm_gpus_per_node: int = Field(default=0, ge=0)
+    """GPUs of a node, one for each rank; 0 for ranks on CPUs."""
+    slurm_time_min: int | None = Field(default=None, ge=1)
+    """Time limit of an attempt, before which the ranks save their state; the partition's when unset."""
+    slurm_options: str = ""
+    """More options of sbatch, as on its command line: `--account=lab --qos=long`."""
+    slurm_python: Path | None = None
+    """Interpreter of the ranks of `backend: hf` jobs on the nodes; this one's when unset."""
+
     advertise_url: str | None = None
     """Base URL under which others reach a scorer that this host starts; its port is filled in."""
     scorer_start_s: float = 600.0

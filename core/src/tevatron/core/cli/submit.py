@@ -24,6 +24,9 @@ File = Annotated[
     Path | None, typer.Argument(metavar="[FILE.yaml]", help="A job spec; flags win over it.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
+Launcher = Annotated[
+    str | None, typer.Option(help="local, jobset or slurm; the deployment's own if left out.")
+]
 Follow = Annotated[
     bool,
     typer.Option(
@@ -47,9 +50,9 @@ def submit_train(  # noqa: PLR0913  a command's options
     model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Training data, by name or id.")] = None,
     backend: Annotated[str | None, typer.Option(help="hf (the default) or megatron.")] = None,
-    num_processes: Annotated[
-        int | None, typer.Option(help="Ranks on the worker's machine.")
-    ] = None,
+    num_processes: Annotated[int | None, typer.Option(help="Ranks on all nodes together.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Machines, on a cluster.")] = None,
+    launcher: Launcher = None,
     name: Name = None,
     flags: Annotated[
         bool, typer.Option("--flags", help="List all training flags, then end.")
@@ -76,6 +79,8 @@ def submit_train(  # noqa: PLR0913  a command's options
         "dataset": dataset,
         "backend": backend,
         "num_processes": num_processes,
+        "num_nodes": num_nodes,
+        "launcher": launcher,
         "name": name,
     }
     spec = specs.merge_spec(JobKind.TRAIN, file, given, arguments=specs.train_arguments(words))
@@ -83,12 +88,13 @@ def submit_train(  # noqa: PLR0913  a command's options
 
 
 @app.command("export")
-def submit_export(
+def submit_export(  # noqa: PLR0913  a command's options
     file: File = None,
     train: Annotated[str | None, typer.Option(help="The train job, by id or name.")] = None,
     step: Annotated[int | None, typer.Option(help="Saved step; the newest if left out.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Weights of the checkpoint.")] = None,
     form: Annotated[str | None, typer.Option(help="merged or adapter.")] = None,
+    launcher: Launcher = None,
     name: Name = None,
     follow: Follow = False,
     json: Json = False,
@@ -102,6 +108,7 @@ def submit_export(
         "step": step,
         "dtype": dtype,
         "form": form,
+        "launcher": launcher,
         "name": name,
     }
     _submit(specs.merge_spec(JobKind.EXPORT, file, given), follow=follow, json=json)

@@ -22,6 +22,8 @@ METRIC_PATTERN = (
 """Metrics that an evaluation may have; the evaluator's registry of them is the same."""
 EngineName = Literal["hf", "vllm"]
 """Engines that scorer hosts may have."""
+LauncherName = Literal["local", "jobset", "slurm"]
+"""Ways to start the ranks of a job; the trainer's registry of them is the same."""
 
 
 class Spec(BaseModel):
@@ -112,8 +114,12 @@ class TrainJob(Spec):
     dataset: Ref | From
     """Training data: a registered dataset of kind `training`, or the annotate job of this submission that makes it."""
     backend: Literal["hf", "megatron"] = "hf"
-    num_processes: int = Field(default=1, ge=1, le=64)
-    """Ranks on the worker's machine."""
+    num_processes: int = Field(default=1, ge=1, le=4096)
+    """Ranks on all nodes together."""
+    num_nodes: int | None = Field(default=None, ge=1, le=1024)
+    """Machines, each with as many of the ranks; as few as have GPUs for them when unset."""
+    launcher: LauncherName | None = None
+    """What starts the ranks; the deployment's own when unset."""
     arguments: TrainArguments = Field(default_factory=TrainArguments)
 
 
@@ -131,6 +137,8 @@ class ExportJob(Spec):
     """Weights of the checkpoint; the training job's choice when unset."""
     form: Literal["merged", "adapter"] = "merged"
     """A LoRA run's merged weights, or its adapter alone in PEFT's format."""
+    launcher: LauncherName | None = None
+    """What starts the export's process; the deployment's own when unset."""
 
 
 class Bm25(Spec):

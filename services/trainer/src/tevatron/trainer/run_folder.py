@@ -57,6 +57,13 @@ class RunFolder:
         """Return where the output of an attempt's processes goes."""
         return self.path / log_name(attempt)
 
+    def share_log(self, attempt: int) -> None:
+        """Give the newest log this attempt's name too: what it adopted goes on writing there."""
+        logs = (self.log(earlier) for earlier in range(attempt - 1, 0, -1))
+        newest = next((log for log in logs if log.exists()), None)
+        if newest is not None and not self.log(attempt).exists():
+            os.link(newest, self.log(attempt))
+
     def prepare(self, config: BaseModel) -> None:
         """Make the folder ready for an attempt: no leftovers of the last one, and the program's input."""
         self.path.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ imports torch: the ranks do, in processes of their own.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -19,12 +21,19 @@ from tevatron.core.model_shape import ModelShape
 from tevatron.core.settings import Settings
 from tevatron.core.store.models import Model
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
-from tevatron.core.worker.runner import Finished, JobContext
+from tevatron.core.worker.runner import AttemptLostError, Finished, JobContext
 from tevatron.trainer.checks import check_dataset, check_model
-from tevatron.trainer.launchers import Launch, Launcher
+from tevatron.trainer.launchers import (
+    ChooseLauncher,
+    ClusterUnreachableError,
+    Environment,
+    Handle,
+    Launch,
+    Launcher,
+)
 from tevatron.trainer.publish import has_output, publish
 from tevatron.trainer.run_folder import RunFolder
-from tevatron.trainer.watch import EventTail, catch_up, watch
+from tevatron.trainer.watch import EventTail, Seen, catch_up, recall, watch
 
 TRAIN_MODULE = "tevatron.reranker.driver.train"
 MEGATRON_MODULE = "tevatron.megatron.driver.train"
@@ -34,109 +43,124 @@ RUNS = "runs"
 
 
 class Tasks:
-    """The trainer's handlers, with the launcher that they use."""
+    """The trainer's handlers, with the launchers that they use."""
 
     def __init__(
         self,
-        launcher: Launcher,
+        choose: ChooseLauncher,
         *,
         train_module: str = TRAIN_MODULE,
         megatron_module: str = MEGATRON_MODULE,
         export_module: str = EXPORT_MODULE,
     ) -> None:
-        self._launcher = launcher
+        self._choose = choose
         self._train_modules = {"hf": train_module, "megatron": megatron_module}
         self._export_module = export_module
 
     def train(self, ctx: JobContext, spec: TrainJob) -> Finished:
         """Train and publish one checkpoint."""
         run = run_folder(ctx.settings, ctx.claim.job_id)
-        self._launcher.clear(ctx.claim.job_id)
-        if not has_output(ctx.settings, run, ctx.claim.job_id):
-            ctx.phase(Phase.PREPARING)
-            self._check_launch(spec)
-            config = _train_run(ctx, spec, run)
-            self._launch(
-                ctx,
-                run,
-                config,
-                module=self._train_modules[spec.backend],
-                num_processes=spec.num_processes,
-                python=_interpreter(ctx, spec.backend),
-            )
+        with _launching():
+            launcher = self._choose(spec.launcher)
+            went_on = _go_on(ctx, launcher, run)
+            if not went_on and not has_output(ctx.settings, run, ctx.claim.job_id):
+                ctx.phase(Phase.PREPARING)
+                launcher.check(num_processes=spec.num_processes, num_nodes=spec.num_nodes)
+                config = _train_run(ctx, spec, run)
+                launch = _launch(
+                    ctx,
+                    run,
+                    module=self._train_modules[spec.backend],
+                    num_processes=spec.num_processes,
+                    num_nodes=spec.num_nodes,
+                    environment=spec.backend,
+                )
+                _run(ctx, launcher, launch, run, config)
         return publish(ctx, run)
 
     def export(self, ctx: JobContext, spec: ExportJob) -> Finished:
         """Publish another checkpoint from a saved state."""
         run = run_folder(ctx.settings, ctx.claim.job_id)
-        self._launcher.clear(ctx.claim.job_id)
-        if not has_output(ctx.settings, run, ctx.claim.job_id):
-            ctx.phase(Phase.PREPARING)
-            config = _export_run(ctx, spec, run)
-            self._launch(
-                ctx,
-                run,
-                config,
-                module=self._export_module,
-                num_processes=1,
-                python=_interpreter(ctx, _backend_of(config)),
-            )
+        with _launching():
+            launcher = self._choose(spec.launcher)
+            went_on = _go_on(ctx, launcher, run)
+            if not went_on and not has_output(ctx.settings, run, ctx.claim.job_id):
+                ctx.phase(Phase.PREPARING)
+                config = _export_run(ctx, spec, run)
+                launch = _launch(
+                    ctx,
+                    run,
+                    module=self._export_module,
+                    num_processes=1,
+                    num_nodes=1,
+                    environment=_backend_of(config),
+                )
+                _run(ctx, launcher, launch, run, config)
         return publish(ctx, run)
 
-    def _check_launch(self, spec: TrainJob) -> None:
-        try:
-            self._launcher.check(num_processes=spec.num_processes)
-        except ConfigError as error:
-            raise _config_error(str(error)) from error
 
-    def _launch(
-        self,
-        ctx: JobContext,
-        run: RunFolder,
-        config: BaseModel,
-        *,
-        module: str,
-        num_processes: int,
-        python: Path | None,
-    ) -> None:
-        ctx.check()
-        run.prepare(config)
-        tail = EventTail(run.events)
-        catch_up(ctx, tail)
-        claim = ctx.claim
-        handle = self._launcher.start(
-            Launch(
-                module=module,
-                config_path=run.config,
-                run_folder=run.path,
-                log_path=run.log(claim.attempt),
-                marker=f"{claim.job_id}:{claim.attempt}",
-                num_processes=num_processes,
-                python=python,
-            )
-        )
-        watch(ctx, handle, tail, run=run)
+def _launch(
+    ctx: JobContext,
+    run: RunFolder,
+    *,
+    module: str,
+    num_processes: int,
+    num_nodes: int | None,
+    environment: Environment,
+) -> Launch:
+    claim = ctx.claim
+    return Launch(
+        module=module,
+        config_path=run.config,
+        run_folder=run.path,
+        log_path=run.log(claim.attempt),
+        marker=f"{claim.job_id}:{claim.attempt}",
+        num_processes=num_processes,
+        num_nodes=num_nodes,
+        environment=environment,
+    )
 
 
-def _interpreter(ctx: JobContext, backend: str) -> Path | None:
-    """Return the Python of a backend's environment, None for this one's."""
-    if backend == "hf":
-        return None
-    python = ctx.settings.megatron_python
-    if python is None or not python.is_file():
-        found = "nothing" if python is None else f"{python}, which is not there"
-        raise _config_error(
-            "backend 'megatron': expected TEVATRON_MEGATRON_PYTHON to name the interpreter of the environment with "
-            f"Megatron, got {found}"
-        )
-    return python
+def _run(
+    ctx: JobContext, launcher: Launcher, launch: Launch, run: RunFolder, config: BaseModel
+) -> None:
+    """Start an attempt and watch it to its end."""
+    ctx.check()
+    run.prepare(config)
+    tail = EventTail(run.events)
+    catch_up(ctx, tail)
+    watch(ctx, launcher.start(launch), tail, run=run, seen=Seen())
 
 
-def _backend_of(config: ExportRun) -> str:
+def _go_on(ctx: JobContext, launcher: Launcher, run: RunFolder) -> bool:
+    """Watch the attempt that outlived its worker to its end; False where there is none."""
+    handle: Handle | None = launcher.adopt(ctx.claim.job_id, run_folder=run.path)
+    if handle is None:
+        return False
+    run.share_log(ctx.claim.attempt)
+    tail = EventTail(run.events)
+    seen = recall(ctx, tail)
+    ctx.log("info", "this worker goes on watching what another one launched")
+    watch(ctx, handle, tail, run=run, seen=seen)
+    return True
+
+
+@contextmanager
+def _launching() -> Iterator[None]:
+    """Say what a launcher's refusal or silence means for the job."""
+    try:
+        yield
+    except ClusterUnreachableError as error:
+        raise AttemptLostError(str(error)) from error
+    except ConfigError as error:
+        raise _config_error(str(error)) from error
+
+
+def _backend_of(config: ExportRun) -> Environment:
     """Return the backend that trained what is exported."""
     try:
         trained = json.loads((config.run_dir / CONFIG_NAME).read_bytes())
-        return str(trained.get("backend", "hf"))
+        return "megatron" if trained.get("backend") == "megatron" else "hf"
     except (OSError, ValueError, AttributeError) as error:
         raise _config_error(f"{config.run_dir / CONFIG_NAME} cannot be read: {error}") from error
 
@@ -168,11 +192,8 @@ def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
 
 
 def _check_layout(spec: TrainJob, model_path: Path) -> None:
-    try:
-        layout = spec.arguments.megatron.layout(spec.num_processes)
-        layout.check(ModelShape.read(model_path))
-    except ConfigError as error:
-        raise _config_error(str(error)) from error
+    layout = spec.arguments.megatron.layout(spec.num_processes)
+    layout.check(ModelShape.read(model_path))
 
 
 def _export_run(ctx: JobContext, spec: ExportJob, run: RunFolder) -> ExportRun:

@@ -2,7 +2,7 @@
 
 Owns the reading of `events.jsonl` and the way from an attempt's end to an outcome. Knows the launcher only as a
 handle, and the database only through the job's context. No process of the attempt is left when `watch` returns or
-raises.
+raises, unless its ranks can do without this worker and only the worker stops.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 from tevatron.core.contracts.jobs import FailReason, Phase
 from tevatron.core.contracts.run import RunEvent, RunEventType
 from tevatron.core.errors import JobError
-from tevatron.core.worker.runner import AttemptLostError, JobContext, StopReason
-from tevatron.trainer.launchers import Exit, Handle
+from tevatron.core.worker.runner import AttemptLostError, JobContext, Stopped, StopReason
+from tevatron.trainer.launchers import AttachedHandle, Exit, Handle
 from tevatron.trainer.run_folder import RunFolder
 
 HANG_MARGIN_S = 60.0
@@ -39,6 +39,7 @@ class EventTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._begin = path.with_suffix(".begin")
         self._mark = path.with_suffix(".stored")
         self._offset = int(self._mark.read_text()) if self._mark.exists() else 0
         self._stored = self._offset
@@ -62,17 +63,33 @@ class EventTail:
                 file.seek(-len(rest), 1)
         return events, broken
 
-    def pass_over(self) -> None:
-        """Go on behind what is there: a killed attempt may have left half a line."""
+    def begin(self) -> None:
+        """Begin a new attempt behind what is there: a killed one may have left half a line."""
         self._offset = self._path.stat().st_size if self._path.exists() else 0
+        if self._offset > 0:
+            self._write(self._begin)
+
+    def before(self) -> list[RunEvent]:
+        """Return the events of this attempt that another watcher has stored."""
+        begin = int(self._begin.read_text()) if self._begin.exists() else 0
+        events: list[RunEvent] = []
+        if begin < self._offset:
+            with self._path.open("rb") as file:
+                file.seek(begin)
+                for line in file.read(self._offset - begin).split(b"\n"):
+                    self._parse(line, events, [])
+        return events
 
     def keep(self) -> None:
-        """Remember that what was read is stored, for the watcher of another attempt."""
+        """Remember that what was read is stored, for another watcher."""
         if self._offset != self._stored:
-            half = self._mark.with_name(f"{self._mark.name}.tmp")
-            half.write_text(str(self._offset))
-            half.replace(self._mark)
+            self._write(self._mark)
             self._stored = self._offset
+
+    def _write(self, path: Path) -> None:
+        half = path.with_name(f"{path.name}.tmp")
+        half.write_text(str(self._offset))
+        half.replace(path)
 
     @staticmethod
     def _parse(line: bytes, events: list[RunEvent], broken: list[str]) -> None:
@@ -113,20 +130,36 @@ class Seen:
         """Whether only the end of the processes is left."""
         return self.exported or self.stopped or self.failed is not None
 
+    def note(self, event: RunEvent) -> None:
+        """Take in an event."""
+        if event.type is RunEventType.EXPORTED:
+            self.exported = True
+        elif event.type is RunEventType.STOPPED:
+            self.stopped = True
+        elif event.type is RunEventType.FAILED:
+            self.failed = self.failed or _Failed.model_validate(event.data)
 
-def watch(ctx: JobContext, handle: Handle, tail: EventTail, *, run: RunFolder) -> None:
+
+def watch(ctx: JobContext, handle: Handle, tail: EventTail, *, run: RunFolder, seen: Seen) -> None:
     """Follow the attempt to its end and return when its export is whole.
+
+    Args:
+        seen: What it has said before.
 
     Raises:
         JobError: It failed, with the reason that it gave.
         AttemptLostError: It was killed; another attempt may do better.
-        Stopped: It was stopped, for `ctx.stop_reason`.
+        Stopped: It was stopped, or left to run for another worker, for `ctx.stop_reason`.
     """
-    seen = Seen()
     try:
         ended = _follow(ctx, handle, tail, seen, run=run)
-    finally:
+    except Stopped:
+        # `_stop` has seen to the processes.
+        raise
+    except BaseException:
         handle.end(grace_s=0)
+        raise
+    handle.end(grace_s=0)
     _judge(ended, seen)
 
 
@@ -155,18 +188,19 @@ def _follow(
 
 
 def _stop(ctx: JobContext, handle: Handle, *, run: RunFolder) -> None:
-    if not _is_cancelled(ctx):
+    """End the attempt; one that can do without this worker only where it is cancelled."""
+    if not _is_cancelled(ctx) and isinstance(handle, AttachedHandle):
         _let_save(ctx, handle)
     # A cancel may have come while the state was saved.
     if _is_cancelled(ctx):
         run.cancel.touch()
         handle.end(grace_s=ctx.settings.kill_grace_s)
         run.remove_half_done()
-    else:
+    elif isinstance(handle, AttachedHandle):
         handle.end(grace_s=0)
 
 
-def _let_save(ctx: JobContext, handle: Handle) -> None:
+def _let_save(ctx: JobContext, handle: AttachedHandle) -> None:
     """Ask the ranks to save their state, and wait for it as long as it may take."""
     settings = ctx.settings
     grace_s = settings.stop_grace_s
@@ -188,12 +222,7 @@ def _read(ctx: JobContext, tail: EventTail, seen: Seen) -> None:
     for line in broken:
         _log.warning("a line of the events file is not an event: %s", line)
     for event in events:
-        if event.type is RunEventType.EXPORTED:
-            seen.exported = True
-        elif event.type is RunEventType.STOPPED:
-            seen.stopped = True
-        elif event.type is RunEventType.FAILED:
-            seen.failed = seen.failed or _Failed.model_validate(event.data)
+        seen.note(event)
         _report(ctx, event)
     tail.keep()
 
@@ -204,8 +233,20 @@ def catch_up(ctx: JobContext, tail: EventTail) -> None:
     for event in events:
         if event.type is RunEventType.METRICS:
             ctx.metrics(event.data)
-    tail.pass_over()
+    tail.begin()
     tail.keep()
+
+
+def recall(ctx: JobContext, tail: EventTail) -> Seen:
+    """Return what the attempt of another watcher has said, and enter the phase that it is in."""
+    seen = Seen()
+    phase: RunEvent | None = None
+    for event in tail.before():
+        seen.note(event)
+        phase = event if event.type is RunEventType.PHASE else phase
+    if phase is not None:
+        _report(ctx, phase)
+    return seen
 
 
 def _report(ctx: JobContext, event: RunEvent) -> None:
