@@ -19,7 +19,7 @@ IMAGES = {
     ("api", "api"): {"core[worker,cli]", "services/api"},
     ("evaluator", "evaluator"): {"core[worker]", "services/evaluator"},
     ("scorer", "hf"): {"core[worker]", "services/scorer[hf]"},
-    ("trainer", "hf"): {"core[worker]", "services/trainer[hf]"},
+    ("trainer", "hf"): {"core[worker]", "services/trainer[hf,jobset]"},
 }
 """Image for the CPU by its Dockerfile's service and target, with what is installed into it."""
 TARGETS = [*IMAGES, ("trainer", "demo"), ("trainer", "megatron"), ("scorer", "vllm")]

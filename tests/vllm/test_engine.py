@@ -168,3 +168,22 @@ def test_the_other_head_is_refused(folders, tmp_path):
     )
     with pytest.raises(ConfigError, match=r"holds 'score.weight', a seq_cls checkpoint"):
         vllm.VllmEngine(_options(tmp_path))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16, "ray"), (8, None), (None, None)])
+def test_a_model_over_more_gpus_than_the_node_has_goes_through_ray(
+    folders, monkeypatch, size, expected
+):
+    class AskedError(ValueError):
+        pass
+
+    def ask(**arguments):
+        raise AskedError(str(arguments.get("distributed_executor_backend")))
+
+    monkeypatch.setattr(vllm, "LLM", ask)
+    monkeypatch.setattr(vllm, "_HAS_GPU", True)
+    monkeypatch.setattr(vllm, "_DEVICE", "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    options = _options(folders("qwen3"), tensor_parallel_size=size)
+    with pytest.raises(ConfigError, match=f": {expected}$"):
+        vllm.VllmEngine(options)

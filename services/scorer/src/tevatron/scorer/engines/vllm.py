@@ -123,10 +123,15 @@ def _load(options: EngineOptions, dtype: Dtype) -> LLM:
     length = max(options.max_length + 1, flags.max_model_len or 0)
     if positions == options.max_length and length == positions + 1:
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-    given = {
+    size = flags.tensor_parallel_size or 1
+    given: dict[str, float | str | None] = {
         "gpu_memory_utilization": flags.gpu_memory_utilization,
         "max_num_batched_tokens": flags.max_batch_tokens,
         "max_num_seqs": flags.max_num_seqs,
+        # The GPUs of other nodes are reached through the Ray cluster that this node has joined; vLLM wants it said.
+        "distributed_executor_backend": "ray"
+        if _HAS_GPU and size > torch.cuda.device_count()
+        else None,
     }
     if not _HAS_GPU and flags.gpu_memory_utilization is None:
         given["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
@@ -141,7 +146,7 @@ def _load(options: EngineOptions, dtype: Dtype) -> LLM:
             # In half precision logits would be rounded to steps of an eighth, and candidates tie.
             hf_overrides={"head_dtype": "float32"},
             max_model_len=length,
-            tensor_parallel_size=flags.tensor_parallel_size or 1,
+            tensor_parallel_size=size,
             enforce_eager=flags.enforce_eager or not _HAS_GPU,
             enable_prefix_caching=True,
             logprobs_mode="raw_logits",
