@@ -14,6 +14,7 @@ from tevatron.core.store.repository import EveryKey
 REFS = {
     "/v1/jobs/{ref}": "job",
     "/v1/jobs/{ref}:cancel": "job",
+    "/v1/jobs/{ref}:resume": "job",
     "/v1/jobs/{ref}/events": "job",
     "/v1/jobs/{ref}/log": "job",
     "/v1/checkpoints/{ref}": "checkpoint",
@@ -64,7 +65,7 @@ def send(client: httpx.Client, method: str, path: str) -> httpx.Response:
 
 def test_nothing_of_another_key_can_be_read_or_changed(app, alice, bob, owned):
     walked = walk(app, owned)
-    assert len(walked) == 13
+    assert len(walked) == 14
     for method, path in walked:
         answer = send(bob, method, path)
         assert answer.status_code == 404, (method, path, answer.text)

@@ -97,6 +97,17 @@ def test_a_stream_goes_on_after_the_last_event_id(client: httpx.Client, sessions
         assert [event.id for event in source.iter_sse()] == ["5", "6"]
 
 
+def test_a_stream_of_a_resumed_job_goes_on_after_its_first_end(
+    client: httpx.Client, sessions, job_id: str
+):
+    path = f"/v1/jobs/{job_id}"
+    for action in ("cancel", "resume", "cancel"):
+        assert client.post(f"{path}:{action}", json={}).status_code == 202
+    with connect_sse(client, "GET", f"{path}/events") as source:
+        told = [event.json()["data"]["state"] for event in source.iter_sse()]
+    assert told == ["queued", "cancelled", "queued", "cancelled"]
+
+
 def test_nothing_is_left_after_the_last_event(client: httpx.Client, sessions, job_id: str):
     run_to_the_end(sessions, job_id)
     path = f"/v1/jobs/{job_id}/events"

@@ -78,6 +78,14 @@ def test_cancelled_job_ends_and_one_unknown_job_does_not_spare_the_others(
         assert again.returncode == 1
         assert "unknown job 'job_1'" in again.stderr
         assert [entry["state"] for entry in json.loads(again.stdout)] == ["cancelled"]
+        resumed = stack.run("resume", job["id"], "--json")
+        assert (resumed.returncode, json.loads(resumed.stdout)["state"]) == (0, "queued")
+        stack.run("cancel", job["id"])
+        followed = stack.run("logs", "-f", job["id"])
+        states = [
+            line.split("state: ")[1] for line in followed.stdout.splitlines() if "state: " in line
+        ]
+        assert states.count("cancelled") == 2
     assert stack.stop() == 0
 
 

@@ -42,6 +42,8 @@ class Settings(BaseModel):
     max_body_bytes: int = 64 * 2**20
     """Largest JSON body of the API and the scorer."""
     max_upload_bytes: int = 16 * 2**30
+    login_s: float = 12 * 3600.0
+    """How long a browser stays logged in to the dashboard."""
 
     dataset_roots: list[Path] = Field(default_factory=list)
     """Folders under which `/v1/datasets` may register a path."""

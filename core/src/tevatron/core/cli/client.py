@@ -153,6 +153,10 @@ class Client:
         """Ask for the end of a job."""
         return JobResource.model_validate(self._send("POST", f"/v1/jobs/{job_id}:cancel", body={}))
 
+    def resume(self, job_id: str) -> JobResource:
+        """Go on with a job that was cancelled or has failed."""
+        return JobResource.model_validate(self._send("POST", f"/v1/jobs/{job_id}:resume", body={}))
+
     def events(self, job_id: str, *, after: int = 0) -> list[JobEvent]:
         """Return the events after a seq that are there now, oldest first."""
         found: list[JobEvent] = []
@@ -171,6 +175,7 @@ class Client:
         """Yield events as they come, until the job is over; a stream that breaks off is taken up again."""
         headers = {"Accept": "text/event-stream"}
         path = f"/v1/jobs/{job_id}/events"
+        is_over = False
         while True:
             # Raises where there is no such job, or where the API does not come back.
             self.job(job_id)
@@ -179,9 +184,9 @@ class Client:
                     for event in _streamed(answer):
                         headers["Last-Event-ID"] = str(event.seq)
                         yield event
-                        if event.ends_job:
-                            return
-                if answer.status_code == httpx.codes.NO_CONTENT:
+                        # Not the end of the stream: a job that was resumed has events after it.
+                        is_over = event.ends_job
+                if is_over or answer.status_code == httpx.codes.NO_CONTENT:
                     return
             except httpx.TransportError:
                 pass  # asked again below, from the last event on

@@ -1,4 +1,4 @@
-"""Commands about jobs that are there already: list, show, logs, cancel, results."""
+"""Commands about jobs that are there already: list, show, logs, cancel, resume, results."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("show")(show)
     app.command("logs")(logs)
     app.command("cancel")(cancel)
+    app.command("resume")(resume)
     app.command("results")(results)
 
 
@@ -103,6 +104,18 @@ def cancel(
         output.print_jobs(found)
     if failed:
         raise typer.Exit(1)
+
+
+def resume(job: JobId, json: Json = False) -> None:
+    """Go on with a job that was cancelled or has failed, a training from its last saved state."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = client.resume(job)
+    if json:
+        output.print_json(found.model_dump(mode="json"))
+    else:
+        output.print_jobs([found])
 
 
 def results(

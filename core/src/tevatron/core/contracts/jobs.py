@@ -289,7 +289,7 @@ class JobEvent(BaseModel):
 
     @property
     def ends_job(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether nothing follows unless somebody resumes the job."""
         return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
 
 

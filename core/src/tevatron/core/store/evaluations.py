@@ -34,6 +34,14 @@ class Outcome(NamedTuple):
     same: int
 
 
+class Difference(NamedTuple):
+    """One query's value in two evaluations."""
+
+    query_id: str
+    value: float
+    baseline: float
+
+
 class EvaluationRepository(Repository[Evaluation]):
     """Evaluations."""
 
@@ -116,6 +124,36 @@ class EvaluationRepository(Repository[Evaluation]):
             .group_by(ours.metric)
         )
         return {metric: Outcome(*found) for metric, *found in rows}
+
+    def differences(
+        self, evaluation_id: str, baseline_id: str, *, metric: str, limit: int
+    ) -> list[Difference]:
+        """Return the queries whose values differ most, those that the evaluation loses among them."""
+        ours, theirs = aliased(EvaluationValue), aliased(EvaluationValue)
+        delta = func.abs(ours.value - theirs.value)
+        rows = self._session.execute(
+            select(ours.query_id, ours.value, theirs.value)
+            .join(theirs, (theirs.metric == ours.metric) & (theirs.query_id == ours.query_id))
+            .where(
+                ours.evaluation_id == evaluation_id,
+                theirs.evaluation_id == baseline_id,
+                ours.metric == metric,
+                delta > EQUAL,
+            )
+            .order_by(delta.desc(), ours.query_id)
+            .limit(limit)
+        )
+        return [Difference(*row) for row in rows]
+
+    def values_of_query(self, evaluation_id: str, query_id: str) -> dict[str, float]:
+        """Return one query's values by metric."""
+        rows = self._session.execute(
+            select(EvaluationValue.metric, EvaluationValue.value).where(
+                EvaluationValue.evaluation_id == evaluation_id,
+                EvaluationValue.query_id == query_id,
+            )
+        )
+        return dict(rows.all())
 
     def values(self, evaluation_id: str, *, metric: str | None = None) -> list[Value]:
         """Return the queries' values, in the order of metric and query id."""

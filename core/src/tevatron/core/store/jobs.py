@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from sqlalchemy import func, select
+from pydantic import JsonValue
+from sqlalchemy import func, select, tuple_
+from sqlalchemy.orm import aliased
 
-from tevatron.core.contracts.jobs import AnyJob, EventType, JobKind, JobState, job_sources
+from tevatron.core.contracts.jobs import (
+    AnyJob,
+    EventType,
+    FailReason,
+    JobKind,
+    JobState,
+    job_sources,
+)
 from tevatron.core.errors import ConflictError
 from tevatron.core.ids import new_id
 from tevatron.core.store.idempotency import once
-from tevatron.core.store.lifecycle import NewEvent, add_events, move
+from tevatron.core.store.lifecycle import NewEvent, add_events, begin_again, move
 from tevatron.core.store.models import Job, JobDependency, JobEventRow
 from tevatron.core.store.paging import Page, page_of
 from tevatron.core.store.references import References, check_group
@@ -82,6 +91,39 @@ class JobRepository(Repository[Job]):
         self._session.flush()
         return job
 
+    def resume(self, ref: str, *, key_id: KeyScope) -> Job:
+        """Go on with a job that was cancelled or has failed, from what its attempts have left.
+
+        A training has its last saved state, an evaluation the scores that it has. Jobs that failed only because this one
+        did wait for it again.
+        """
+        job_id = self.get(ref, key_id=key_id).id
+        job = self._session.get_one(Job, job_id, with_for_update=True, populate_existing=True)
+        if job.state not in (JobState.CANCELLED, JobState.FAILED):
+            raise ConflictError(
+                f"job {job.id} is {job.state}; only one that was cancelled or has failed can be resumed"
+            )
+        self._begin_again(job)
+        self._session.flush()
+        return job
+
+    def _begin_again(self, job: Job) -> None:
+        begin_again(self._session, job, has_sources=bool(self.sources_of([job.id])))
+        dependents = self._session.scalars(
+            select(Job)
+            .join(JobDependency, JobDependency.job_id == Job.id)
+            .where(
+                JobDependency.source_id == job.id,
+                Job.state == JobState.FAILED,
+                Job.reason == FailReason.DEPENDENCY_FAILED,
+            )
+            .order_by(Job.id)
+            .with_for_update(of=Job)
+            .execution_options(populate_existing=True)
+        ).all()
+        for dependent in dependents:
+            self._begin_again(dependent)
+
     def events_page(
         self, job_id: str, *, after_seq: int = 0, limit: int = 100
     ) -> Sequence[JobEventRow]:
@@ -104,6 +146,44 @@ class JobRepository(Repository[Job]):
         for job_id, source_id in rows:
             found.setdefault(job_id, []).append(source_id)
         return found
+
+    def progress_of(self, job_ids: Sequence[str]) -> dict[str, dict[str, JsonValue]]:
+        """Return the newest progress that each of these has told in its newest phase; jobs without any are left out."""
+        # One look along the primary key for each: over all events of a long training, DISTINCT ON would sort them.
+        newest = (
+            select(JobEventRow.type, JobEventRow.data)
+            .where(
+                JobEventRow.job_id == Job.id,
+                JobEventRow.attempt == Job.attempt,
+                JobEventRow.type.in_((EventType.PROGRESS, EventType.PHASE)),
+            )
+            .order_by(JobEventRow.seq.desc())
+            .limit(1)
+            .lateral()
+        )
+        rows = self._session.execute(
+            select(Job.id, newest.c.data)
+            .join(newest, newest.c.type == EventType.PROGRESS)
+            .where(Job.id.in_(job_ids))
+        )
+        return dict(rows.all())
+
+    def num_ahead(self, job_ids: Sequence[str]) -> dict[str, int]:
+        """Return for each queued job of these how many queued jobs of its kind, of all keys, are claimed before it."""
+        older = aliased(Job)
+        ahead = (
+            select(func.count())
+            .where(
+                older.kind == Job.kind,
+                older.state == JobState.QUEUED,
+                tuple_(older.created_at, older.id) < tuple_(Job.created_at, Job.id),
+            )
+            .scalar_subquery()
+        )
+        rows = self._session.execute(
+            select(Job.id, ahead).where(Job.id.in_(job_ids), Job.state == JobState.QUEUED)
+        )
+        return dict(rows.all())
 
     def oldest_queued_s(self) -> dict[JobKind, float]:
         """Return for each kind how long its oldest queued job has been there, for metrics."""

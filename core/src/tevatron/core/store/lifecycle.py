@@ -4,8 +4,9 @@
     waiting, queued ------------------------> cancelled
     starting, running -> cancelling --------> cancelled
     starting, running -> queued               a shutdown let it go, or the reaper found its worker dead
+    cancelled, failed -> queued, waiting      somebody resumed it
 
-The last three are final. `move` and `add_events` expect that the caller's transaction has locked the job's row: that
+`succeeded`, `failed` and `cancelled` are final: nothing but a user's request goes on from there. `move` and `add_events` expect that the caller's transaction has locked the job's row: that
 is what keeps `seq` without gaps. Knows nothing of leases.
 """
 
@@ -41,9 +42,9 @@ NEXT: dict[JobState, frozenset[JobState]] = {
         {JobState.QUEUED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}
     ),
     JobState.CANCELLING: frozenset({JobState.CANCELLED}),
-    JobState.CANCELLED: frozenset(),
+    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.WAITING}),
     JobState.SUCCEEDED: frozenset(),
-    JobState.FAILED: frozenset(),
+    JobState.FAILED: frozenset({JobState.QUEUED, JobState.WAITING}),
 }
 
 
@@ -97,6 +98,13 @@ def move(
     if message is not None:
         data["message"] = job.message
     add_events(session, job, [NewEvent(EventType.STATE, data, now)])
+
+
+def begin_again(session: Session, job: Job, *, has_sources: bool) -> None:
+    """Go on with a job that was cancelled or has failed; its lost attempts are forgiven."""
+    move(session, job, JobState.WAITING if has_sources else JobState.QUEUED)
+    job.finished_at = job.cancel_requested_at = None
+    job.lost_attempts = 0
 
 
 def take_back(session: Session, job: Job, *, message: str, max_attempts: int) -> JobState:

@@ -109,6 +109,17 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None]
 
 
+class Login(Base):
+    """A browser that has shown a key; only the hash of its cookie is kept."""
+
+    __tablename__ = "logins"
+
+    secret_sha256: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class IdempotencyKey(Base):
     """What an Idempotency-Key has made."""
 

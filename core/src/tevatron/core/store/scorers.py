@@ -101,6 +101,14 @@ class ScorerRepository(Repository[Scorer]):
         self._session.flush()
         return scorer
 
+    def of_checkpoint(self, checkpoint_id: str, *, key_id: KeyScope) -> Sequence[Scorer]:
+        """Return the key's scorers of this checkpoint that are there or on their way, newest first."""
+        return self._session.scalars(
+            self._visible(key_id)
+            .where(Scorer.checkpoint_id == checkpoint_id, Scorer.state.in_(LIVE_STATES))
+            .order_by(Scorer.created_at.desc(), Scorer.id.desc())
+        ).all()
+
     def touch(self, scorer_ids: Sequence[str]) -> None:
         """Note that these are in use, so that their time to live starts again."""
         self._session.execute(

@@ -10,9 +10,10 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 
-from tevatron.api import health, openapi, problems
+from tevatron.api import dashboard, health, openapi, problems
 from tevatron.api.checkpoints.endpoints import router as checkpoints
 from tevatron.api.context import Context
+from tevatron.api.dashboard.headers import PageHeaders
 from tevatron.api.datasets.endpoints import router as datasets
 from tevatron.api.datasets.upload import remove_stale_parts
 from tevatron.api.evaluations.endpoints import router as evaluations
@@ -58,6 +59,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         evaluations,
     ):
         app.include_router(router)
+    dashboard.install(app)
     openapi.install(app)
     # The last one added is the outermost.
     app.add_middleware(Authentication, sessions=sessions, bind_host=settings.api_host)
@@ -66,6 +68,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
         max_upload_bytes=settings.max_upload_bytes,
     )
+    app.add_middleware(PageHeaders)
     app.add_middleware(RequestTrace, metrics=context.metrics)
     return app
 

@@ -28,16 +28,7 @@ class CheckedRequest(Request):
 
     async def json(self) -> JsonValue:
         """Parse the body, or refuse it with pointers to the faults."""
-        value = parse(await self.body())
-        faults = list(islice(_faults(value), MAX_FAULTS))
-        if faults:
-            raise RefusedError(
-                422,
-                f"{faults[0].pointer or '/'}: {faults[0].message}",
-                code="invalid_input",
-                errors=faults,
-            )
-        return value
+        return parse_checked(await self.body())
 
 
 class CheckedRoute(APIRoute):
@@ -51,6 +42,20 @@ class CheckedRoute(APIRoute):
             return await handler(CheckedRequest(request.scope, request.receive))
 
         return checked
+
+
+def parse_checked(body: bytes) -> JsonValue:
+    """Return the value of a JSON text that holds only what can be stored."""
+    value = parse(body)
+    faults = list(islice(_faults(value), MAX_FAULTS))
+    if faults:
+        raise RefusedError(
+            422,
+            f"{faults[0].pointer or '/'}: {faults[0].message}",
+            code="invalid_input",
+            errors=faults,
+        )
+    return value
 
 
 def parse(body: bytes) -> JsonValue:

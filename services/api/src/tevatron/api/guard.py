@@ -1,7 +1,7 @@
 """What a request may look like before anything reads it: media type and size of its body.
 
-A pure ASGI middleware, so that a chunked body is counted as it comes. Knows no key and no route, only the two shapes
-of body that the API takes: JSON, and the content of a dataset.
+A pure ASGI middleware, so that a chunked body is counted as it comes. Knows no key and no route, only the three shapes
+of body that the API takes: JSON, the content of a dataset, and a form of the dashboard.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tevatron.api.problems import RefusedError, render
+from tevatron.api.security import is_page
 
 CONTENT_PATH = re.compile(r"^/v1/datasets/[^/]+/content$")
 CONTENT_TYPES = frozenset(
@@ -26,6 +27,8 @@ CONTENT_TYPES = frozenset(
         "text/tab-separated-values",
     }
 )
+JSON_TYPES = frozenset({"application/json"})
+FORM_TYPES = frozenset({"application/x-www-form-urlencoded"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 DRAIN_S = 2.0
 DRAIN_BYTES = 256 * 2**20
@@ -44,12 +47,13 @@ class BodyGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        is_content = CONTENT_PATH.fullmatch(scope["path"]) is not None
-        limit = self.max_upload_bytes if is_content else self.max_body_bytes
+        limit, media_types = self.max_body_bytes, JSON_TYPES
+        if CONTENT_PATH.fullmatch(scope["path"]):
+            limit, media_types = self.max_upload_bytes, CONTENT_TYPES
+        elif is_page(scope["path"]):
+            media_types = FORM_TYPES
         body = _Body(receive, send, Headers(scope=scope), limit)
-        refusal = body.refusal(
-            scope["method"], CONTENT_TYPES if is_content else frozenset({"application/json"})
-        )
+        refusal = body.refusal(scope["method"], media_types)
         if refusal is None:
             await self.app(scope, body.receive, body.send)
             return

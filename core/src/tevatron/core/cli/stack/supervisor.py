@@ -137,7 +137,7 @@ class Supervisor:
             self._add(name, command)
         self._wait_ready()
         if not self._stop_signals:
-            self._console.say("up", f"ready at {self.url}")
+            self._console.say("up", f"ready at {self.url}, the dashboard at {self.url}/ui")
 
     def _start_postgres(self) -> None:
         self._postgres.prepare()

@@ -1,4 +1,4 @@
-"""POST and GET /v1/jobs, GET /v1/jobs/{ref}, POST /v1/jobs/{ref}:cancel."""
+"""POST and GET /v1/jobs, GET /v1/jobs/{ref}, POST /v1/jobs/{ref}:cancel and :resume."""
 
 from __future__ import annotations
 
@@ -125,6 +125,19 @@ def cancel_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession)
     """Cancel a job: at once where nobody runs it, else its worker ends every process of it first."""
     repository = JobRepository(session)
     job = repository.request_cancel(ref, key_id=caller.scope)
+    return job_resources([job], repository)[0]
+
+
+@router.post(
+    "/v1/jobs/{ref}:resume",
+    status_code=202,
+    operation_id="resume_job",
+    responses=responses(404, 409, 413, 415),
+)
+def resume_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> JobResource:
+    """Go on with a job that was cancelled or has failed, a training from its last saved state."""
+    repository = JobRepository(session)
+    job = repository.resume(ref, key_id=caller.scope)
     return job_resources([job], repository)[0]
 
 

@@ -1,4 +1,4 @@
-"""A job's events as server-sent events: `id: seq`, one event each, until the one that ends the job.
+"""A job's events as server-sent events: `id: seq`, one event each, until the one that ends the job for good.
 
 Holds no database session between polls; knows the wire form only, a function brings the events.
 """
@@ -42,16 +42,18 @@ async def sse_lines(
 ) -> AsyncIterator[bytes]:
     """Yield events as they are stored, and a comment where there is nothing to say for a while."""
     sent_at = time.monotonic()
+    is_over = False
     while not is_closing():
         events = await run_in_threadpool(fetch, after)
         for event in events:
             yield _encode(event)
-            after = event.seq
-            if event.ends_job:
-                return
+            after, is_over = event.seq, event.ends_job
         if events:
             sent_at = time.monotonic()
             continue
+        if is_over:
+            # Looked for once more: a job that was resumed has events after its end.
+            return
         if time.monotonic() - sent_at >= KEEPALIVE_S:
             yield KEEPALIVE_COMMENT
             sent_at = time.monotonic()

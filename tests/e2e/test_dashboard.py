@@ -1,0 +1,183 @@
+"""The dashboard in a real browser, on a real stack: submit, watch, cancel, resume, compare, down to the passages.
+
+Chromium is Debian's; without one these tests are skipped. On the way axe looks for faults of accessibility, nothing may be
+asked of another host, and pictures of every page at both widths, light and dark, are left in the test's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
+
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}"),
+]
+WIDTHS = (400, 1280)
+SERIOUS = {"serious", "critical"}
+WAIT_MS = 240_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+class Walk:
+    """One visitor's browser, and what it noticed on the way."""
+
+    def __init__(self, context: BrowserContext, url: str, shots: Path) -> None:
+        self.page = context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.url = url
+        self.shots = shots
+        self.hosts: set[str] = set()
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _hear(self, message) -> None:
+        # plotly.js holds the style sheet of a library for maps, which the policy refuses and nothing here draws.
+        is_of_maps = "inline style" in message.text and "/plotly-" in message.location["url"]
+        if message.type in ("error", "warning") and not is_of_maps:
+            self.complaints.append(message.text)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        return self.page
+
+    def look(self, name: str) -> None:
+        """Check the page with axe and its width, and take its pictures."""
+        for width in WIDTHS:
+            self.page.set_viewport_size({"width": width, "height": 900})
+            assert self.page.evaluate("document.documentElement.scrollWidth") <= width, (
+                name,
+                width,
+            )
+            for scheme in ("light", "dark"):
+                self.page.emulate_media(color_scheme=scheme)
+                self.page.wait_for_timeout(300)  # plots are drawn again in the other colours
+                faults = [
+                    f"{fault['id']} at {width}, {scheme}: {fault['nodes'][0]['html'][:200]}"
+                    for fault in Axe().run(self.page).response["violations"]
+                    if fault["impact"] in SERIOUS
+                ]
+                assert faults == [], name
+                self.page.screenshot(
+                    path=self.shots / f"{name}-{width}-{scheme}.png", full_page=True
+                )
+
+
+@pytest.fixture
+def walk(browser, stack, tmp_path, tiny_model, sample) -> Iterator[Walk]:
+    shots = tmp_path / "shots"
+    shots.mkdir()
+    with stack.up() as client:
+        client.register_model(ModelRequest(name="tiny", path=str(tiny_model)))
+        training = sample.parent / "train.jsonl"
+        client.register_dataset(DatasetRequest(name="rows", kind="training", path=str(training)))
+        client.register_dataset(DatasetRequest(name="sample", kind="beir", path=str(sample)))
+        context = browser.new_context()
+        yield Walk(context, stack.file["url"], shots)
+        context.close()
+
+
+def points(page: Page) -> int:
+    """Return how many steps the plot of the loss shows."""
+    return page.evaluate("document.getElementById('plot-loss').data[0].x.length")
+
+
+def wait_for_points(page: Page, condition: str) -> None:
+    look = f"document.getElementById('plot-loss')?.data?.[0].x.length {condition}"
+    page.wait_for_function(look, timeout=WAIT_MS)
+
+
+def test_from_the_form_to_the_passages(walk: Walk):
+    submit(walk)
+    watch_the_loss(walk)
+    cancel_and_resume(walk)
+    compare_down_to_the_passages(walk)
+    assert walk.hosts == {urlsplit(walk.url).netloc}
+    assert walk.complaints == []
+
+
+def submit(walk: Walk) -> None:
+    page = walk.open("/")
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    page.get_by_role("link", name="New run").click()
+    page.locator("[name=name]").fill("first")
+    fields = {"max_steps": "100", "train_group_size": "2", "rerank_max_len": "128"}
+    for name, value in fields.items():
+        page.locator(f"[name={name}]").fill(value)
+    page.locator("[name=more]").fill('{"save_steps": 5, "logging_steps": 1}')
+    page.get_by_label("Publish the last saved state once more").check()
+    page.locator("[name=eval_dataset]").select_option("sample")
+    walk.look("new")
+    page.get_by_role("button", name="Look at the plan").click()
+    expect(page.get_by_text("It fits")).to_be_visible()
+    walk.look("review")
+    page.get_by_role("button", name="Send").click()
+    expect(page).to_have_url(re.compile("/ui/jobs$"))
+    expect(page.get_by_role("link", name="first-eval")).to_be_visible()
+    walk.look("jobs")
+
+
+def watch_the_loss(walk: Walk) -> None:
+    """Its page is not loaded again: the events move the plot."""
+    page = walk.page
+    page.get_by_role("link", name="first", exact=True).click()
+    wait_for_points(page, "> 5")
+    wait_for_points(page, f"> {points(page)}")
+    expect(page.locator("#steps tbody tr").first).to_be_visible()
+    walk.look("job")
+
+
+def cancel_and_resume(walk: Walk) -> None:
+    page = walk.page
+    state = page.locator("#status .state")
+    page.get_by_role("button", name="Cancel").click()
+    expect(state).to_have_text("cancelled", timeout=WAIT_MS)
+    page.get_by_role("button", name="Resume").click()
+    expect(state).to_have_text("succeeded", timeout=WAIT_MS)
+    page.reload()
+    wait_for_points(page, "=== 100")
+    page.get_by_role("link", name=re.compile("^ckpt_")).click()
+    expect(page.get_by_role("heading", name="Probes")).to_be_visible()
+    walk.look("checkpoint")
+
+
+def compare_down_to_the_passages(walk: Walk) -> None:
+    page = walk.open("/ui/jobs/first-eval")
+    state = page.locator("#status .state")
+    expect(state).to_have_text("succeeded", timeout=WAIT_MS)
+    page.get_by_role("link", name="Clone").click()
+    page.locator("[name=spec]").fill('{"kind": "eval", "name": "bm25", "dataset": "sample"}')
+    page.get_by_role("button", name="Send").click()
+    expect(state).to_have_text("succeeded", timeout=WAIT_MS)
+    page.get_by_role("link", name="Evaluations").click()
+    walk.look("evaluations")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("bm25 against first-eval")
+    walk.look("compare")
+    walk.open("/ui/query?evaluation=bm25&baseline=first-eval&query=q1")
+    expect(page.get_by_text("how hot for green tea")).to_be_visible()
+    expect(page.get_by_text("Green tea is steeped below boiling point.")).to_be_visible()
+    walk.look("query")
+    walk.open("/ui/scorers")
+    walk.look("scorers")
