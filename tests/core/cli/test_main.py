@@ -36,6 +36,8 @@ def test_help_imports_nothing_heavy():
         ["show", "job_1"],
         ["logs", "job_1"],
         ["cancel", "job_1"],
+        ["save", "job_1"],
+        ["stop", "job_1"],
         ["results"],
         ["results", "a", "b"],
         ["models", "list"],

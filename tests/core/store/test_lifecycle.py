@@ -50,6 +50,8 @@ ACTIONS = [
     "finish_cancelled",
     "release",
     "cancel",
+    "save",
+    "stop",
     "die",
     "reap",
     "settle",
@@ -127,6 +129,16 @@ class World:
         if jobs:
             JobRepository(session).request_cancel(jobs[pick % len(jobs)], key_id=None)
 
+    def save(self, session, pick):
+        jobs = session.scalars(select(Job.id).order_by(Job.id)).all()
+        if jobs:
+            JobRepository(session).request_save(jobs[pick % len(jobs)], key_id=None)
+
+    def stop(self, session, pick):
+        jobs = session.scalars(select(Job.id).order_by(Job.id)).all()
+        if jobs:
+            JobRepository(session).request_stop(jobs[pick % len(jobs)], key_id=None)
+
     def die(self, session, pick):
         if self.claims:
             session.execute(
@@ -161,6 +173,7 @@ class World:
         assert (job.lease_until is not None) == (job.state in CLAIMED_STATES)
         assert (job.finished_at is not None) == (job.state in FINAL_STATES)
         assert (job.reason is not None) == (job.state is JobState.FAILED)
+        assert job.save_requested_at is None or job.state not in INITIAL
         assert job.lost_attempts <= min(job.attempt, MAX_ATTEMPTS)
         assert self.num_succeeded.get(job.id, 0) == (job.state is JobState.SUCCEEDED)
         if job.state in FINAL_STATES:

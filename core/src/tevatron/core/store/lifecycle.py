@@ -81,6 +81,8 @@ def move(
         job.started_at = job.started_at or now
     elif state is JobState.QUEUED:
         job.phase = job.published_at = job.lease_until = job.holder = None
+        # The attempt that was asked for a state is over, and has saved one or not.
+        job.save_requested_at = None
     elif state is JobState.CANCELLING:
         job.cancel_requested_at = now
     elif state in FINAL_STATES:
