@@ -6,6 +6,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tevatron.core.contracts.jobs import EventType, JobKind
+from tevatron.core.store.claims import append_events, claim_next_job
+from tevatron.core.store.lifecycle import NewEvent
+from tevatron.core.store.session import Sessions
+
 TRAIN = {"kind": "train", "name": "first", "model": "tiny", "dataset": "rows"}
 
 
@@ -234,3 +239,60 @@ def test_a_link_in_place_of_the_log_is_not_followed(
     answer = client.get(f"/v1/jobs/{job['id']}/log", params={"attempt": 1})
     assert answer.status_code == 404
     assert "root:" not in answer.text
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("verb", ["save", "stop"])
+def test_a_training_can_be_saved_and_stopped_and_nothing_else(
+    client: httpx.Client, sessions: Sessions, verb: str
+):
+    job = client.post("/v1/jobs", json=TRAIN).json()["jobs"][0]
+    refused = client.post(f"/v1/jobs/first:{verb}")
+    assert refused.status_code == 409
+    assert refused.json()["detail"] == (
+        f"train job {job['id']} is queued; only a job that is training can save its state or stop"
+    )
+    with sessions.begin() as session:
+        claim = claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
+        assert claim is not None
+        append_events(session, claim, [NewEvent(EventType.PHASE, {"phase": "training"})])
+    answer = client.post(f"/v1/jobs/first:{verb}", json={})
+    assert (answer.status_code, answer.json()["state"]) == (202, "running")
+    events = client.get(f"/v1/jobs/{job['id']}/events").json()["data"]
+    assert [event["data"]["message"] for event in events if event["type"] == "log"] == [
+        {
+            "save": "asked to save its state after this step",
+            "stop": "asked to end after this step and to publish",
+        }[verb]
+    ]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"arguments": {"eval_steps": 5}}, "eval_steps 5 needs validation, the held-out rows"),
+        ({"validation": "rows"}, "validation is given, but eval_steps is 0"),
+        (
+            {"arguments": {"load_best_model_at_end": True}},
+            "load_best_model_at_end needs evaluations, got eval_steps 0",
+        ),
+        (
+            {"validation": "rows", "arguments": {"eval_steps": 5, "early_stopping_patience": 2}},
+            "early_stopping_patience 2 needs load_best_model_at_end",
+        ),
+        (
+            {
+                "validation": "rows",
+                "arguments": {"eval_steps": 5, "metric_for_best_model": "ndcg@10"},
+            },
+            "metric_for_best_model 'ndcg@10' decides nothing without load_best_model_at_end",
+        ),
+    ],
+)
+def test_validation_that_makes_no_sense_is_refused_by_name(
+    client: httpx.Client, changes: dict[str, object], sentence: str
+):
+    answer = client.post("/v1/jobs", json={**TRAIN, **changes})
+    assert answer.status_code == 422
+    assert sentence in answer.text

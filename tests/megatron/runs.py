@@ -153,13 +153,16 @@ def write_data(path: Path, *, teacher: bool = False) -> Path:
     return path
 
 
-def whole_run(folder: Path, data: Path, out: Path, options: TrainArguments) -> None:
+def whole_run(
+    folder: Path, data: Path, out: Path, options: TrainArguments, held_out: Path | None = None
+) -> None:
     """Train and publish on this rank, as the driver does."""
     environment = RankEnvironment.read()
     config = TrainRun(
         backend="megatron",
         model_name_or_path=str(folder),
         dataset_path=str(data),
+        validation_path=None if held_out is None else str(held_out),
         output_dir=out,
         base_model="base",
         arguments=options,
@@ -177,7 +180,7 @@ def events(out: Path, kind: str) -> list[dict[str, object]]:
 
 def losses(out: Path) -> list[float]:
     """Return the losses of a run, from its events."""
-    return [line["loss"] for line in events(out, "metrics")]
+    return [line["loss"] for line in events(out, "metrics") if "loss" in line]
 
 
 def run(tmp_path: Path, kind: str, layout: Layout, **changes: object) -> Path:

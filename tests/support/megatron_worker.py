@@ -1,4 +1,4 @@
-"""A worker in the test's process that takes train jobs of the megatron backend, with a tiny model and dataset."""
+"""A worker in the test's process that takes train jobs of both backends, with a tiny model and dataset."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 from tests.support.tiny_model import tiny_folder
 
 from tevatron.core.contracts.jobs import JobKind, TrainJob
@@ -51,13 +52,20 @@ class Worker:
             )
 
     def submit(
-        self, *, num_processes: int, megatron: dict[str, int], num_nodes: int | None = None
+        self,
+        *,
+        num_processes: int,
+        num_nodes: int | None = None,
+        backend: str = "megatron",
+        validation: str | None = None,
+        **arguments: JsonValue,
     ) -> str:
         spec = TrainJob(
             name="first",
             model="tiny",
             dataset="train",
-            backend="megatron",
+            validation=validation,
+            backend=backend,
             num_processes=num_processes,
             num_nodes=num_nodes,
             arguments={
@@ -67,7 +75,7 @@ class Worker:
                 "save_steps": 2,
                 "logging_steps": 1,
                 "learning_rate": 1e-3,
-                "megatron": megatron,
+                **arguments,
             },
         )
         with self.sessions.begin() as session:
@@ -90,11 +98,22 @@ class Worker:
         with self.sessions() as session:
             return session.get_one(Job, job_id)
 
-    def steps(self, job_id: str, attempt: int) -> list[int]:
+    def events(self, job_id: str, kind: str) -> list[dict[str, JsonValue]]:
         with self.sessions() as session:
             rows = JobRepository(session).events_page(job_id, limit=10_000)
-            found = [row for row in rows if row.type == "metrics" and row.attempt == attempt]
-            return [int(str(row.data["step"])) for row in found]
+            return [{**row.data, "attempt": row.attempt} for row in rows if row.type == kind]
+
+    def steps(self, job_id: str, attempt: int) -> list[int]:
+        return [
+            int(str(data["step"]))
+            for data in self.events(job_id, "metrics")
+            if data["attempt"] == attempt and "loss" in data
+        ]
+
+    def use_megatron(self, folder: Path) -> None:
+        """Let the worker start Megatron's interpreter on the CPU; skip the test where it is not there."""
+        update = {"megatron_python": megatron_python(folder)}
+        self.settings = self.settings.model_copy(update=update)
 
 
 def megatron_python(folder: Path) -> Path:

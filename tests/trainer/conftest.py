@@ -1,10 +1,12 @@
-"""A small valid contract, and a folder that passes for a checkpoint."""
+"""A small valid contract, a folder that passes for a checkpoint, and a worker whose attempts leave no process."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.megatron_worker import Worker
 
 from tevatron.core.contracts.checkpoint import (
     AnswerTokenIds,
@@ -14,7 +16,10 @@ from tevatron.core.contracts.checkpoint import (
     write_contract,
 )
 from tevatron.core.contracts.train import Head, TrainArguments
+from tevatron.core.process import end_processes, processes_with_marker
 from tevatron.core.prompts import get_template
+from tevatron.core.settings import Settings
+from tevatron.core.store.session import Sessions
 
 
 @pytest.fixture
@@ -51,3 +56,12 @@ def checkpoint_folder(tmp_path: Path, contract: CheckpointContract) -> Path:
     write_contract(folder, contract)
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
+
+
+@pytest.fixture
+def worker(settings: Settings, sessions: Sessions) -> Iterator[Worker]:
+    found = Worker(settings, sessions)
+    yield found
+    for job_id in found.job_ids:
+        assert processes_with_marker(f"{job_id}:") == []
+        end_processes(f"{job_id}:", 0)

@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from tests.support.megatron_worker import Worker, megatron_python
+from tests.support.megatron_worker import Worker
 from tests.support.processes import wait_for
 
 from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.core.contracts.jobs import FailReason, JobState
-from tevatron.core.process import end_processes, parent_pid, processes_with_marker
-from tevatron.core.settings import Settings
+from tevatron.core.process import parent_pid, processes_with_marker
 from tevatron.core.store.models import Checkpoint
-from tevatron.core.store.session import Sessions
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture
-def worker(settings: Settings, sessions: Sessions) -> Iterator[Worker]:
-    found = Worker(settings, sessions)
-    yield found
-    for job_id in found.job_ids:
-        assert processes_with_marker(f"{job_id}:") == []
-        end_processes(f"{job_id}:", 0)
 
 
 def test_without_the_setting_the_job_fails_and_names_it(worker: Worker) -> None:
@@ -54,8 +42,7 @@ def test_a_layout_that_cannot_be_is_refused_before_a_rank_starts(worker: Worker)
 @pytest.mark.megatron
 @pytest.mark.timeout(900)
 def test_a_killed_rank_costs_an_attempt_and_no_saved_step(worker: Worker, tmp_path: Path) -> None:
-    wrapper = megatron_python(tmp_path)
-    worker.settings = worker.settings.model_copy(update={"megatron_python": wrapper})
+    worker.use_megatron(tmp_path)
     job_id = worker.submit(num_processes=2, megatron={"tensor_model_parallel_size": 2})
     thread = threading.Thread(target=worker.work)
     thread.start()

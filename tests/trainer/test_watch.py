@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +47,8 @@ class Context:
     claim: Claim = field(default_factory=Claim)
     stored: list[tuple[Any, ...]] = field(default_factory=list)
     lease_left_s: float = 0.0
+    save_requested_at: datetime | None = None
+    stop_requested_at: datetime | None = None
 
     def _store(self, *what: object) -> None:
         self.stored.append(what)
@@ -386,3 +389,47 @@ def test_another_watcher_goes_on_where_the_first_one_stopped(bench: Bench) -> No
     rest = Attempt([bench.says(event("metrics", step=2))])
     watch(cast(JobContext, second), Detached(rest), tail, run=bench.run, seen=seen)
     assert second.stored == [("phase", "training"), ("metrics", 2)]
+
+
+def test_a_users_requests_reach_the_ranks_once_each(bench: Bench) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        """Do as the ranks, which take a request's file away."""
+        seen.append((bench.run.save.exists(), bench.run.finish.exists()))
+        bench.run.save.unlink(missing_ok=True)
+        bench.run.finish.unlink(missing_ok=True)
+
+    def ask(name: str, second: int) -> Callable[[], None]:
+        return lambda: setattr(bench.ctx, name, datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC))
+
+    bench.run.path.mkdir(exist_ok=True)
+    save, stop = "save_requested_at", "stop_requested_at"
+    bench.watch(
+        Attempt(
+            [
+                look,
+                ask(save, 1),
+                look,
+                look,
+                ask(save, 2),
+                look,
+                ask(stop, 3),
+                look,
+                look,
+                bench.says(EXPORTED),
+            ]
+        )
+    )
+    assert seen == [
+        (False, False), (True, False), (False, False), (True, False), (False, True), (False, False),
+    ]  # fmt: skip
+
+
+def test_requests_of_an_earlier_attempt_are_cleared_away(bench: Bench) -> None:
+    bench.run.prepare(bench.settings)
+    bench.run.save.touch()
+    bench.run.finish.touch()
+    bench.run.prepare(bench.settings)
+    assert not bench.run.save.exists()
+    assert not bench.run.finish.exists()

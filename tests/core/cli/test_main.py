@@ -37,6 +37,8 @@ def test_help_imports_nothing_heavy():
         ["logs", "job_1"],
         ["cancel", "job_1"],
         ["resume", "job_1"],
+        ["save", "job_1"],
+        ["stop", "job_1"],
         ["results"],
         ["results", "a", "b"],
         ["models", "list"],

@@ -51,6 +51,8 @@ ACTIONS = [
     "release",
     "cancel",
     "resume",
+    "save",
+    "stop",
     "die",
     "reap",
     "settle",
@@ -139,6 +141,16 @@ class World:
                 if job.id in self.final and job.state in FINAL_STATES
             }
 
+    def save(self, session, pick):
+        jobs = session.scalars(select(Job.id).order_by(Job.id)).all()
+        if jobs:
+            JobRepository(session).request_save(jobs[pick % len(jobs)], key_id=None)
+
+    def stop(self, session, pick):
+        jobs = session.scalars(select(Job.id).order_by(Job.id)).all()
+        if jobs:
+            JobRepository(session).request_stop(jobs[pick % len(jobs)], key_id=None)
+
     def die(self, session, pick):
         if self.claims:
             session.execute(
@@ -173,6 +185,7 @@ class World:
         assert (job.lease_until is not None) == (job.state in CLAIMED_STATES)
         assert (job.finished_at is not None) == (job.state in FINAL_STATES)
         assert (job.reason is not None) == (job.state is JobState.FAILED)
+        assert job.save_requested_at is None or job.state not in INITIAL
         assert job.lost_attempts <= min(job.attempt, MAX_ATTEMPTS)
         assert self.num_succeeded.get(job.id, 0) == (job.state is JobState.SUCCEEDED)
         if job.state in FINAL_STATES:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.support.store import eval_job, job, publish_checkpoint, states, submit, train_job
 
-from tevatron.core.contracts.jobs import FailReason, JobKind, JobState
+from tevatron.core.contracts.jobs import FailReason, JobKind, JobState, Phase
 from tevatron.core.errors import ConflictError, NotFoundError
 from tevatron.core.store.claims import claim_next_job, fail, succeed
 from tevatron.core.store.jobs import JobRepository
+from tevatron.core.store.models import Job
 from tevatron.core.store.outbox import settle_waiting
 
 
@@ -58,6 +59,19 @@ def test_a_failed_job_forgets_why_and_its_next_attempt_has_the_next_number(sessi
         claim = claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
     assert claim is not None
     assert (claim.job_id, claim.attempt) == (job_id, 2)
+
+
+def test_a_resumed_training_is_not_stopped_again_by_an_old_request(sessions):
+    [job_id] = submit(sessions, tune=train_job())
+    with sessions.begin() as session:
+        claim = claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
+        assert claim is not None
+        row = session.get_one(Job, job_id)
+        row.state, row.phase = JobState.RUNNING, Phase.TRAINING
+        JobRepository(session).request_stop(job_id, key_id=None)
+        fail(session, claim, reason=FailReason.OUT_OF_MEMORY, message="in the last step")
+    resume(sessions, job_id)
+    assert job(sessions, job_id).stop_requested_at is None
 
 
 def test_jobs_that_failed_for_it_wait_for_it_again_and_use_what_it_makes(sessions):

@@ -88,6 +88,8 @@ def test_dead_flags_warn_and_say_what_to_use(words, advice):
         (["--deepspeed", "ds.json"], r"--deepspeed is not supported: use --fsdp shard_grad_op"),
         (["--lora_name_or_path", "x"], r"--lora_name_or_path is not supported: merge"),
         (["--train_n_passages", "8"], r"use --train_group_size"),
+        (["--eval_steps", "5"], r"command line: .*eval_steps 5 needs validation_path"),
+        (["--validation_path", "held.jsonl"], r"validation_path is given, but eval_steps is 0"),
         (["--eval_strategy", "steps"], r"--eval_strategy is not honoured by the hf backend"),
         (["--tensor_model_parallel_size", "2"], r"--tensor_model_parallel_size 2 is not honoured"),
         (["--moe_z_loss_coeff", "1"], r"--moe_z_loss_coeff is a flag of the megatron backend"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tevatron.trainer.program.stopping import Stopper
+from tevatron.trainer.program.stopping import Request, Stopper
 
 
 def told(number: int) -> int:
@@ -25,7 +25,7 @@ def alone(number: int) -> int:
 @pytest.fixture
 def stopper(tmp_path: Path) -> Iterator[Stopper]:
     before = signal.getsignal(signal.SIGTERM)
-    made = Stopper(tmp_path)
+    made = Stopper(tmp_path, rank=0)
     made.install(lambda: None)
     yield made
     signal.signal(signal.SIGTERM, before)
@@ -36,13 +36,13 @@ def test_a_signal_before_the_agreement_stops_this_step(stopper: Stopper):
         assert not stopper.agree(alone)
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopper.agree(alone)
-    assert stopper.agreed
+    assert stopper.stops
 
 
 def test_another_ranks_signal_stops_this_one(stopper: Stopper):
     with stopper.training():
-        assert stopper.agree(lambda _number: 1)
-    assert stopper.agreed
+        assert stopper.agree(lambda _number: Request.STOP)
+    assert stopper.stops
 
 
 def test_a_signal_during_the_agreement_stops_the_next_step(stopper: Stopper):
@@ -56,7 +56,7 @@ def test_a_signal_after_the_last_agreement_ends_before_the_export(tmp_path: Path
 import os, signal
 from pathlib import Path
 from tevatron.trainer.program.stopping import Stopper
-stopper = Stopper(Path({str(tmp_path)!r}))
+stopper = Stopper(Path({str(tmp_path)!r}), rank=0)
 stopper.install(lambda: print("stopped"))
 with stopper.training():
     assert not stopper.agree(lambda number: number)

@@ -39,7 +39,13 @@ def write_dataset(path: Path, num_rows: int = 13) -> Path:
 
 
 def make_run(
-    model: Path, dataset: Path, output: Path, *, resume: bool = True, **arguments: object
+    model: Path,
+    dataset: Path,
+    output: Path,
+    *,
+    validation: Path | None = None,
+    resume: bool = True,
+    **arguments: object,
 ) -> TrainRun:
     """Two epochs of four steps of four queries, every step logged."""
     values = {
@@ -55,6 +61,7 @@ def make_run(
     return TrainRun(
         model_name_or_path=str(model),
         dataset_path=str(dataset),
+        validation_path=None if validation is None else str(validation),
         output_dir=output,
         base_model="tiny",
         resume=resume,
@@ -86,4 +93,9 @@ def of_type(events: list[RunEvent], kind: str) -> list[dict]:
 
 def losses(events: list[RunEvent]) -> list[float]:
     """Return the logged losses in order."""
-    return [data["loss"] for data in of_type(events, "metrics")]
+    return [data["loss"] for data in of_type(events, "metrics") if "loss" in data]
+
+
+def evaluations(events: list[RunEvent]) -> list[dict]:
+    """Return the numbers of the held-out rows in order."""
+    return [data for data in of_type(events, "metrics") if "eval_loss" in data]

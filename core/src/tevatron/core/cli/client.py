@@ -157,6 +157,14 @@ class Client:
         """Go on with a job that was cancelled or has failed."""
         return JobResource.model_validate(self._send("POST", f"/v1/jobs/{job_id}:resume", body={}))
 
+    def save(self, job_id: str) -> JobResource:
+        """Ask a training for a resumable state."""
+        return JobResource.model_validate(self._send("POST", f"/v1/jobs/{job_id}:save", body={}))
+
+    def stop(self, job_id: str) -> JobResource:
+        """Ask a training to end after its step, and to publish."""
+        return JobResource.model_validate(self._send("POST", f"/v1/jobs/{job_id}:stop", body={}))
+
     def events(self, job_id: str, *, after: int = 0) -> list[JobEvent]:
         """Return the events after a seq that are there now, oldest first."""
         found: list[JobEvent] = []
@@ -303,7 +311,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> dict[str, JsonValue]:
-        is_repeatable = method == "GET" or bool(headers) or path.endswith(":cancel")
+        is_repeatable = method == "GET" or bool(headers) or path.endswith((":cancel", ":stop"))
         for attempt in range(1, ATTEMPTS + 1):
             wait_s = min(0.25 * 2**attempt, 5.0)
             try:

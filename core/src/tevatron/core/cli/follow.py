@@ -134,7 +134,8 @@ class Lines:
     def _is_frequent(self, event: JobEvent) -> bool:
         if event.type is EventType.PROGRESS:
             return event.data.get("done") != event.data.get("total")
-        return event.type is EventType.METRICS and "step" in event.data
+        # A step's; an evaluation's are few, and looked for.
+        return event.type is EventType.METRICS and "loss" in event.data
 
     def _is_due(self, key: tuple[str, EventType]) -> bool:
         now = time.monotonic()

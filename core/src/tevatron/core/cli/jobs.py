@@ -1,18 +1,22 @@
-"""Commands about jobs that are there already: list, show, logs, cancel, resume, results."""
+"""Commands about jobs that are there already: list, show, logs, cancel, resume, save, stop, results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from tevatron.core.cli.client import Client
+    from tevatron.core.contracts.resources import JobResource
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 JobId = Annotated[
     str, typer.Argument(metavar="JOB", help="Id or name of the job; of a name, the newest.")
 ]
+
+JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or names of the jobs.")]
 
 
 def connect() -> Client:
@@ -31,6 +35,8 @@ def add_to(app: typer.Typer) -> None:
     app.command("logs")(logs)
     app.command("cancel")(cancel)
     app.command("resume")(resume)
+    app.command("save")(save)
+    app.command("stop")(stop)
     app.command("results")(results)
 
 
@@ -82,22 +88,36 @@ def logs(
             raise typer.Exit(1)
 
 
-def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or names of the jobs.")],
-    json: Json = False,
-) -> None:
+def cancel(jobs: JobIds, json: Json = False) -> None:
     """Cancel jobs. One that cannot be cancelled is an error, the others are cancelled all the same."""
+    with connect() as client:
+        _ask(client.cancel, jobs, json=json)
+
+
+def save(jobs: JobIds, json: Json = False) -> None:
+    """Save a resumable state of trainings after the step that they are at. `submit export` publishes it."""
+    with connect() as client:
+        _ask(client.save, jobs, json=json)
+
+
+def stop(jobs: JobIds, json: Json = False) -> None:
+    """End trainings after the step that they are at. What is learnt is published, and the jobs succeed."""
+    with connect() as client:
+        _ask(client.stop, jobs, json=json)
+
+
+def _ask(request: Callable[[str], JobResource], jobs: list[str], *, json: bool) -> None:
+    """Ask for the same of each job; one that refuses is an error, the others are asked all the same."""
     from tevatron.core.cli import output  # rich is heavy
     from tevatron.core.errors import TevatronError
 
     found, failed = [], False
-    with connect() as client:
-        for job in jobs:
-            try:
-                found.append(client.cancel(job))
-            except TevatronError as error:
-                failed = True
-                typer.echo(f"tevatron: {error}", err=True)
+    for job in jobs:
+        try:
+            found.append(request(job))
+        except TevatronError as error:
+            failed = True
+            typer.echo(f"tevatron: {error}", err=True)
     if json:
         output.print_json(output.dump(found))
     elif found:

@@ -49,6 +49,9 @@ def submit_train(  # noqa: PLR0913  a command's options
     file: File = None,
     model: Annotated[str | None, typer.Option(help="Base model, by name or id.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Training data, by name or id.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Held-out rows, by name or id; see --eval_steps.")
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="hf (the default) or megatron.")] = None,
     num_processes: Annotated[int | None, typer.Option(help="Ranks on all nodes together.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Machines, on a cluster.")] = None,
@@ -77,6 +80,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     given: dict[str, JsonValue] = {
         "model": model,
         "dataset": dataset,
+        "validation": validation,
         "backend": backend,
         "num_processes": num_processes,
         "num_nodes": num_nodes,

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, RootModel, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    RootModel,
+    Tag,
+    model_validator,
+)
 
-from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.contracts.train import TrainArguments, check_validation
 
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name that a user gives: letters, digits, dot, underscore, hyphen."""
@@ -113,6 +122,8 @@ class TrainJob(Spec):
     """Base model: a registered model's id or name."""
     dataset: Ref | From
     """Training data: a registered dataset of kind `training`, or the annotate job of this submission that makes it."""
+    validation: Ref | None = None
+    """Held-out rows, a registered dataset of kind `training`; they are scored every `eval_steps` steps."""
     backend: Literal["hf", "megatron"] = "hf"
     num_processes: int = Field(default=1, ge=1, le=4096)
     """Ranks on all nodes together."""
@@ -121,6 +132,11 @@ class TrainJob(Spec):
     launcher: LauncherName | None = None
     """What starts the ranks; the deployment's own when unset."""
     arguments: TrainArguments = Field(default_factory=TrainArguments)
+
+    @model_validator(mode="after")
+    def _validation_has_steps(self) -> Self:
+        check_validation(self.arguments, self.validation, name="validation")
+        return self
 
 
 class ExportJob(Spec):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from tevatron.core.contracts.jobs import Spec
-from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.contracts.train import TrainArguments, check_validation
 from tevatron.core.process import ATTEMPT_VARIABLE as ATTEMPT_VARIABLE
 
 CONFIG_NAME = "config.json"
@@ -27,6 +27,10 @@ EXPORTS_NAME = "exports"
 """Checkpoints published on the way, `step-<N>` each."""
 CANCEL_NAME = "cancel"
 """A file of this name in the run folder turns SIGTERM from 'save and exit' into 'exit at once'."""
+SAVE_NAME = "save"
+"""A file of this name asks the training for a state after the step that it is at; the program removes it."""
+FINISH_NAME = "finish"
+"""A file of this name makes the step that the training is at its last one: it is published; the program removes it."""
 
 
 class TrainRun(Spec):
@@ -38,6 +42,8 @@ class TrainRun(Spec):
     """Folder in Hugging Face's layout, or a hub id on the command line."""
     dataset_path: str
     """Training JSONL, plain, gz or zst."""
+    validation_path: str | None = None
+    """Held-out rows in the same form, scored every --eval_steps steps."""
     output_dir: Path
     """The run folder."""
     base_model: str
@@ -47,6 +53,11 @@ class TrainRun(Spec):
     arguments: TrainArguments
     hf_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """Other names of transformers' TrainingArguments, given on the command line."""
+
+    @model_validator(mode="after")
+    def _validation_has_steps(self) -> Self:
+        check_validation(self.arguments, self.validation_path, name="validation_path")
+        return self
 
 
 class ExportRun(Spec):
@@ -69,7 +80,7 @@ class RunEventType(StrEnum):
     PROGRESS = "progress"
     """data: done, total, unit."""
     METRICS = "metrics"
-    """data: step, loss, learning_rate, grad_norm, pairs_per_s, tokens_per_s, memory_bytes, ..."""
+    """data: step, loss, learning_rate, grad_norm, pairs_per_s, tokens_per_s, memory_bytes, ...; or step, eval_loss, eval_ndcg@10."""
     LOG = "log"
     """data: level, message."""
     STATE_SAVED = "state_saved"

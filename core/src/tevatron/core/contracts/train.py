@@ -151,6 +151,16 @@ class TrainArguments(BaseModel):
     logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
     """Write an event every this many steps, and at the last one."""
 
+    # Validation
+    eval_steps: int = Field(default=0, ge=0)
+    """Score the held-out rows every this many steps, and at the last one; 0 never does."""
+    metric_for_best_model: Literal["loss", "ndcg@10"] = "loss"
+    """Which number of an evaluation decides: the lowest loss, or the highest ndcg@10, is the best."""
+    load_best_model_at_end: bool = False
+    """Keep the state of the best evaluation, and publish that one in place of the last."""
+    early_stopping_patience: int = Field(default=0, ge=0)
+    """End after this many evaluations in a row that are no better than the best; 0 trains all steps."""
+
     megatron: MegatronArguments = Field(default_factory=MegatronArguments)
     """What only the megatron backend has; the hf backend refuses anything but the defaults."""
 
@@ -161,6 +171,35 @@ class TrainArguments(BaseModel):
                 f"export_form 'adapter' needs use_lora and head 'yes_no', got use_lora {self.use_lora} and head '{self.head}'"
             )
         return self
+
+    @model_validator(mode="after")
+    def _best_needs_evaluations(self) -> Self:
+        if self.load_best_model_at_end and not self.eval_steps:
+            raise ValueError("load_best_model_at_end needs evaluations, got eval_steps 0")
+        if self.early_stopping_patience and not self.load_best_model_at_end:
+            raise ValueError(
+                f"early_stopping_patience {self.early_stopping_patience} needs load_best_model_at_end: "
+                "what it ends with is so many evaluations past the best"
+            )
+        if self.metric_for_best_model != "loss" and not self.load_best_model_at_end:
+            raise ValueError(
+                f"metric_for_best_model '{self.metric_for_best_model}' decides nothing without load_best_model_at_end"
+            )
+        return self
+
+
+def check_validation(arguments: TrainArguments, held_out: str | None, *, name: str) -> None:
+    """Raise `ValueError` unless a held-out set and the steps at which it is scored come together.
+
+    Args:
+        arguments: With `eval_steps`.
+        held_out: The set.
+        name: What its field is called.
+    """
+    if held_out is None and arguments.eval_steps:
+        raise ValueError(f"eval_steps {arguments.eval_steps} needs {name}, the held-out rows")
+    if held_out is not None and not arguments.eval_steps:
+        raise ValueError(f"{name} is given, but eval_steps is 0: nothing would be scored")
 
 
 def aliases() -> dict[str, str]:

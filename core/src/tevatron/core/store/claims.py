@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement, and_, select
@@ -58,6 +59,8 @@ class Beat:
     """What a heartbeat learns."""
 
     cancel_requested: bool
+    save_requested_at: datetime | None
+    stop_requested_at: datetime | None
 
 
 def claim_next_job(
@@ -89,23 +92,26 @@ def claim_next_job(
 
 
 def heartbeat(session: Session, claim: Claim, lease_s: float) -> Beat:
-    """Renew the lease, and learn whether to stop."""
-    state = renew(
-        session, Job, claim.job_id, fence=claim.fence, states=CLAIMED_STATES, lease_s=lease_s
-    )
-    return Beat(cancel_requested=state == JobState.CANCELLING)
+    """Renew the lease, and learn what was asked of the job."""
+    renew(session, Job, claim.job_id, fence=claim.fence, states=CLAIMED_STATES, lease_s=lease_s)
+    return look(session, claim)
 
 
 def look(session: Session, claim: Claim) -> Beat:
-    """Learn whether to stop, without a write."""
-    state = session.scalar(
-        select(Job.state).where(
+    """Learn what was asked of the job, without a write."""
+    row = session.execute(
+        select(Job.state, Job.save_requested_at, Job.stop_requested_at).where(
             Job.id == claim.job_id, Job.fence == claim.fence, Job.state.in_(CLAIMED_STATES)
         )
-    )
-    if state is None:
+    ).one_or_none()
+    if row is None:
         raise LeaseLostError(f"{claim.job_id} is not held under fence {claim.fence} any more")
-    return Beat(cancel_requested=state == JobState.CANCELLING)
+    state, save_requested_at, stop_requested_at = row
+    return Beat(
+        cancel_requested=state == JobState.CANCELLING,
+        save_requested_at=save_requested_at,
+        stop_requested_at=stop_requested_at,
+    )
 
 
 def append_events(

@@ -1,8 +1,9 @@
-"""Jobs as a user sees them: submit, look, cancel, read events. The worker's side is claims.py."""
+"""Jobs as a user sees them: submit, look, cancel, save, stop, read events. The worker's side is claims.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from pydantic import JsonValue
@@ -15,6 +16,7 @@ from tevatron.core.contracts.jobs import (
     FailReason,
     JobKind,
     JobState,
+    Phase,
     job_sources,
 )
 from tevatron.core.errors import ConflictError
@@ -25,6 +27,9 @@ from tevatron.core.store.models import Job, JobDependency, JobEventRow
 from tevatron.core.store.paging import Page, page_of
 from tevatron.core.store.references import References, check_group
 from tevatron.core.store.repository import KeyScope, Repository, owner_of
+
+_STEPS = frozenset({Phase.TRAINING, Phase.SAVING, Phase.EVALUATING})
+"""Phases of a train job in which a step follows, or may."""
 
 
 class JobRepository(Repository[Job]):
@@ -123,6 +128,38 @@ class JobRepository(Repository[Job]):
         ).all()
         for dependent in dependents:
             self._begin_again(dependent)
+
+    def request_save(self, ref: str, *, key_id: KeyScope) -> Job:
+        """Ask a training for a resumable state after the step that it is at."""
+        job = self._training(ref, key_id=key_id)
+        job.save_requested_at = datetime.now(UTC)
+        self._note(job, "asked to save its state after this step")
+        return job
+
+    def request_stop(self, ref: str, *, key_id: KeyScope) -> Job:
+        """Ask a training to end after the step that it is at, and to publish. Repeating it does no harm."""
+        job = self._training(ref, key_id=key_id)
+        if job.stop_requested_at is None:
+            job.stop_requested_at = datetime.now(UTC)
+            self._note(job, "asked to end after this step and to publish")
+        return job
+
+    def _training(self, ref: str, *, key_id: KeyScope) -> Job:
+        """Return the job locked; `ConflictError` unless its steps are under way."""
+        job_id = self.get(ref, key_id=key_id).id
+        job = self._session.get_one(Job, job_id, with_for_update=True, populate_existing=True)
+        is_training = job.kind is JobKind.TRAIN and job.state is JobState.RUNNING
+        if not is_training or job.phase not in _STEPS:
+            phase = f" ({job.phase})" if job.phase else ""
+            raise ConflictError(
+                f"{job.kind} job {job.id} is {job.state}{phase}; only a job that is training can save its state or stop"
+            )
+        return job
+
+    def _note(self, job: Job, message: str) -> None:
+        data: dict[str, JsonValue] = {"level": "info", "message": message}
+        add_events(self._session, job, [NewEvent(EventType.LOG, data)])
+        self._session.flush()
 
     def events_page(
         self, job_id: str, *, after_seq: int = 0, limit: int = 100

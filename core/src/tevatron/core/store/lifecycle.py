@@ -82,6 +82,8 @@ def move(
         job.started_at = job.started_at or now
     elif state is JobState.QUEUED:
         job.phase = job.published_at = job.lease_until = job.holder = None
+        # The attempt that was asked for a state is over, and has saved one or not.
+        job.save_requested_at = None
     elif state is JobState.CANCELLING:
         job.cancel_requested_at = now
     elif state in FINAL_STATES:
@@ -103,7 +105,7 @@ def move(
 def begin_again(session: Session, job: Job, *, has_sources: bool) -> None:
     """Go on with a job that was cancelled or has failed; its lost attempts are forgiven."""
     move(session, job, JobState.WAITING if has_sources else JobState.QUEUED)
-    job.finished_at = job.cancel_requested_at = None
+    job.finished_at = job.cancel_requested_at = job.stop_requested_at = None
     job.lost_attempts = 0
 
 

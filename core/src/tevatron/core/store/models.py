@@ -172,6 +172,10 @@ class Job(Owned, Leased, Base):
     published_at: Mapped[datetime | None]
     """When the last wake-up for this queued row went to the broker."""
     cancel_requested_at: Mapped[datetime | None]
+    save_requested_at: Mapped[datetime | None]
+    """When a state was last asked for in this attempt."""
+    stop_requested_at: Mapped[datetime | None]
+    """When the training was asked to end after its step; it holds for later attempts too."""
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
 

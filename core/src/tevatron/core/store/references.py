@@ -138,7 +138,12 @@ class References:
         dataset = spec.dataset
         if isinstance(dataset, str):
             dataset = self._dataset(dataset, DatasetKind.TRAINING)
-        return spec.model_copy(update={"model": model.id, "dataset": dataset})
+        validation = spec.validation
+        if validation is not None:
+            validation = self._dataset(validation, DatasetKind.TRAINING)
+        return spec.model_copy(
+            update={"model": model.id, "dataset": dataset, "validation": validation}
+        )
 
     def _export(self, spec: ExportJob) -> ExportJob:
         if isinstance(spec.train, From):

@@ -74,6 +74,10 @@ class JobContext:
         self.settings = settings
         self.sessions = sessions
         self._should_stop = should_stop
+        self.save_requested_at: datetime | None = None
+        """When a user last asked for a state of what is trained."""
+        self.stop_requested_at: datetime | None = None
+        """When a user asked what is trained to end after its step, and to be published."""
         self._reason: StopReason | None = None
         self._deadline = claimed_at + settings.lease_s
         self._next_beat = claimed_at + settings.heartbeat_s
@@ -214,6 +218,8 @@ class JobContext:
         if now >= self._next_beat:
             self._deadline = now + self.settings.lease_s
             self._next_beat = now + self.settings.heartbeat_s
+        self.save_requested_at = beat.save_requested_at
+        self.stop_requested_at = beat.stop_requested_at
         if beat.cancel_requested and self._reason is None:
             self._reason = StopReason.CANCELLED
         self._silent = False

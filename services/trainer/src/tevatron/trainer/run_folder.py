@@ -19,6 +19,8 @@ from tevatron.core.contracts.run import (
     CONFIG_NAME,
     EVENTS_NAME,
     EXPORT_NAME,
+    FINISH_NAME,
+    SAVE_NAME,
     STATES_NAME,
     log_name,
 )
@@ -53,6 +55,16 @@ class RunFolder:
         """Its presence turns SIGTERM into 'end at once'."""
         return self.path / CANCEL_NAME
 
+    @property
+    def save(self) -> Path:
+        """Its presence asks the ranks for a state."""
+        return self.path / SAVE_NAME
+
+    @property
+    def finish(self) -> Path:
+        """Its presence makes the step that the ranks are at their last one."""
+        return self.path / FINISH_NAME
+
     def log(self, attempt: int) -> Path:
         """Return where the output of an attempt's processes goes."""
         return self.path / log_name(attempt)
@@ -67,7 +79,8 @@ class RunFolder:
     def prepare(self, config: BaseModel) -> None:
         """Make the folder ready for an attempt: no leftovers of the last one, and the program's input."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.cancel.unlink(missing_ok=True)
+        for request in (self.cancel, self.save, self.finish):
+            request.unlink(missing_ok=True)
         self.remove_half_done()
         half = self.config.with_name(f"{CONFIG_NAME}.tmp")
         half.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")

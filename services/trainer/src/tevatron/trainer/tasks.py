@@ -174,17 +174,23 @@ def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
     with ctx.sessions.begin() as session:
         model = ModelRepository(session).by_id(spec.model)
         # A string by now: the job was queued once its source had left the dataset.
-        dataset = DatasetRepository(session).by_id(str(spec.dataset))
+        datasets = DatasetRepository(session)
+        dataset_path = ctx.settings.data / datasets.by_id(str(spec.dataset)).path
+        validation_path = None
+        if spec.validation is not None:
+            validation_path = ctx.settings.data / datasets.by_id(spec.validation).path
     model_path = _model_folder(ctx.settings, model)
-    dataset_path = ctx.settings.data / dataset.path
     check_model(model_path)
     if spec.backend == "megatron":
         _check_layout(spec, model_path)
     check_dataset(dataset_path, look=ctx.check)
+    if validation_path is not None:
+        check_dataset(validation_path, look=ctx.check)
     return TrainRun(
         backend=spec.backend,
         model_name_or_path=str(model_path),
         dataset_path=str(dataset_path),
+        validation_path=None if validation_path is None else str(validation_path),
         output_dir=run.path,
         base_model=model.hub_id or model.name,
         arguments=spec.arguments,

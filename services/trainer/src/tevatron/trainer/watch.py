@@ -1,4 +1,4 @@
-"""Watches one attempt: stores what the ranks write, answers stop requests, and judges how it ended.
+"""Watches one attempt: stores what the ranks write, hands requests on, and judges how it ended.
 
 Owns the reading of `events.jsonl` and the way from an attempt's end to an outcome. Knows the launcher only as a
 handle, and the database only through the job's context. No process of the attempt is left when `watch` returns or
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -140,6 +141,23 @@ class Seen:
             self.failed = self.failed or _Failed.model_validate(event.data)
 
 
+@dataclass(slots=True)
+class _HandedOn:
+    """Which requests of users this attempt's ranks have got; each one once, since they remove its file."""
+
+    save_at: datetime | None = None
+    stop_at: datetime | None = None
+
+    def add(self, ctx: JobContext, run: RunFolder) -> None:
+        """Hand on what is new."""
+        if ctx.save_requested_at not in (None, self.save_at):
+            self.save_at = ctx.save_requested_at
+            run.save.touch()
+        if ctx.stop_requested_at not in (None, self.stop_at):
+            self.stop_at = ctx.stop_requested_at
+            run.finish.touch()
+
+
 def watch(ctx: JobContext, handle: Handle, tail: EventTail, *, run: RunFolder, seen: Seen) -> None:
     """Follow the attempt to its end and return when its export is whole.
 
@@ -167,10 +185,12 @@ def _follow(
     ctx: JobContext, handle: Handle, tail: EventTail, seen: Seen, *, run: RunFolder
 ) -> Exit:
     over_at: float | None = None
+    handed_on = _HandedOn()
     while True:
         # Asked before the read: nothing is written after the end, so the read after it is the last one.
         ended = handle.poll()
         _read(ctx, tail, seen)
+        handed_on.add(ctx, run)
         if ctx.stop_reason is not None:
             _stop(ctx, handle, run=run)
             _read(ctx, tail, seen)

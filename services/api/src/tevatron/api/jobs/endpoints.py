@@ -1,4 +1,4 @@
-"""POST and GET /v1/jobs, GET /v1/jobs/{ref}, POST /v1/jobs/{ref}:cancel and :resume."""
+"""POST and GET /v1/jobs, GET /v1/jobs/{ref}, POST /v1/jobs/{ref}:cancel, :resume, :save and :stop."""
 
 from __future__ import annotations
 
@@ -138,6 +138,32 @@ def resume_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession)
     """Go on with a job that was cancelled or has failed, a training from its last saved state."""
     repository = JobRepository(session)
     job = repository.resume(ref, key_id=caller.scope)
+    return job_resources([job], repository)[0]
+
+
+@router.post(
+    "/v1/jobs/{ref}:save",
+    status_code=202,
+    operation_id="save_job",
+    responses=responses(404, 409, 413, 415),
+)
+def save_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> JobResource:
+    """Ask a training for a resumable state after the step that it is at; an export job can publish it."""
+    repository = JobRepository(session)
+    job = repository.request_save(ref, key_id=caller.scope)
+    return job_resources([job], repository)[0]
+
+
+@router.post(
+    "/v1/jobs/{ref}:stop",
+    status_code=202,
+    operation_id="stop_job",
+    responses=responses(404, 409, 413, 415),
+)
+def stop_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> JobResource:
+    """Make the step that a training is at its last one: it is saved and published, and the job succeeds."""
+    repository = JobRepository(session)
+    job = repository.request_stop(ref, key_id=caller.scope)
     return job_resources([job], repository)[0]
 
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def export(config: ExportRun, events: EventWriter) -> None:
     """Publish the state that the config names."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    Stopper(config.output_dir).install(lambda: events.stopped(None))
+    Stopper(config.output_dir, rank=0).install(lambda: events.stopped(None))
     events.phase(Phase.PREPARING)
     run = read_config(config.run_dir / CONFIG_NAME)
     state = find_state(config.run_dir, config.step)

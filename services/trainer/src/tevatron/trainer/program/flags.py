@@ -28,7 +28,14 @@ from tevatron.trainer.program.reference_flags import (
     TRANSLATED,
 )
 
-RUN_FLAGS = ("model_name_or_path", "dataset_path", "output_dir", "base_model", "resume")
+RUN_FLAGS = (
+    "model_name_or_path",
+    "dataset_path",
+    "validation_path",
+    "output_dir",
+    "base_model",
+    "resume",
+)
 Backend = typing.Literal["hf", "megatron"]
 _NOT_HONOURED: dict[Backend, frozenset[str]] = {
     "hf": frozenset({"megatron"}),

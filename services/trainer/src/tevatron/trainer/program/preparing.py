@@ -15,6 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from tevatron.core.contracts.jobs import Phase
 from tevatron.core.contracts.run import TrainRun
+from tevatron.core.contracts.train import TrainArguments
+from tevatron.trainer.program.best import Best
 from tevatron.trainer.program.context import Run
 from tevatron.trainer.program.data.groups import GroupDataset
 from tevatron.trainer.program.data.rows import Demands, RowFile, prepare_rows
@@ -25,6 +27,7 @@ from tevatron.trainer.program.losses import get_loss
 from tevatron.trainer.program.models import BaseModel
 from tevatron.trainer.program.states import State, newest_state
 from tevatron.trainer.program.stopping import Stopper
+from tevatron.trainer.program.validation import VALIDATION_NAME, Validation
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ class Prepared(NamedTuple):
 def begin(config: TrainRun, events: EventWriter) -> Stopper:
     """Take over SIGTERM and say that the run prepares."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    stopper = Stopper(config.output_dir)
+    stopper = Stopper(config.output_dir, rank=events.rank)
     stopper.install(lambda: events.stopped(None))
     events.phase(Phase.PREPARING)
     return stopper
@@ -57,11 +60,19 @@ def prepare(
     stopper: Stopper,
 ) -> Prepared:
     """Check the data on rank 0 while the others wait, and work out the schedule; every rank must call it."""
-    rows = _rows(config, base, is_main=events.rank == 0, barrier=barrier)
-    run = _run(config, rows, num_replicas=num_replicas, events=events, stopper=stopper)
+    rows, held_out = _rows(config, base, is_main=events.rank == 0, barrier=barrier)
+    validation = Validation(held_out, base.renderer, config.arguments) if held_out else None
+    run = _run(
+        config,
+        rows,
+        validation,
+        num_replicas=num_replicas,
+        events=events,
+        stopper=stopper,
+    )
     state = newest_state(config.output_dir) if config.resume else None
     if state is not None:
-        run.check_state(state)
+        run = run.go_on_from(state)
         logger.info("going on from the state of step %d", state.step)
     dataset = GroupDataset(
         rows,
@@ -74,24 +85,33 @@ def prepare(
 
 def _rows(
     config: TrainRun, base: BaseModel, *, is_main: bool, barrier: Callable[[], None]
-) -> RowFile:
+) -> tuple[RowFile, RowFile | None]:
+    """Return the checked rows to train on, and those that are held out."""
+    folder, held_out = config.output_dir, config.output_dir / VALIDATION_NAME
     if is_main:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-        demands = Demands(
-            group_size=config.arguments.train_group_size,
-            needs_teacher=get_loss(config.arguments.loss).needs_teacher,
-        )
-        rows = prepare_rows(
-            Path(config.dataset_path), config.output_dir, renderer=base.renderer, demands=demands
-        )
-        logger.info("%d training rows are whole", len(rows))
+        _prepare_rows(config.dataset_path, folder, config.arguments, base, what="training")
+        if config.validation_path is not None:
+            _prepare_rows(config.validation_path, held_out, config.arguments, base, what="held-out")
     barrier()
-    return RowFile(config.output_dir)
+    return RowFile(folder), None if config.validation_path is None else RowFile(held_out)
+
+
+def _prepare_rows(
+    path: str, folder: Path, arguments: TrainArguments, base: BaseModel, *, what: str
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    demands = Demands(
+        group_size=arguments.train_group_size,
+        needs_teacher=get_loss(arguments.loss).needs_teacher,
+    )
+    rows = prepare_rows(Path(path), folder, renderer=base.renderer, demands=demands)
+    logger.info("%d %s rows are whole", len(rows), what)
 
 
 def _run(
     config: TrainRun,
     rows: RowFile,
+    validation: Validation | None,
     *,
     num_replicas: int,
     events: EventWriter,
@@ -116,6 +136,8 @@ def _run(
             first_negatives=arguments.negative_passage_no_shuffle,
         ),
         dataset_sha256=rows.summary.dataset_sha256,
+        validation=validation,
+        best=Best(),
         events=events,
         stopper=stopper,
     )

@@ -74,15 +74,23 @@ def beside(run_dir: Path, step: int) -> Path:
     return run_dir / STATES_NAME / f"step-{step}{_BESIDE}"
 
 
-def commit_state(run_dir: Path, step: int, *, keep: int) -> State:
-    """Sync and name the state, then remove all but the newest `keep`; one rank calls this after all wrote."""
+def commit_state(run_dir: Path, step: int, *, keep: int, best: int | None = None) -> State:
+    """Sync and name the state, then remove all but the newest `keep`; one rank calls this after all wrote.
+
+    Args:
+        run_dir: Folder of the run.
+        step: Whose state it is.
+        keep: How many of the newest are kept.
+        best: The step whose state is kept beside them, as this state has it.
+    """
     folder = run_dir / STATES_NAME / f"step-{step}"
     if folder.is_dir():
         # Trained again after a resume from an older state: the new one takes its place.
         shutil.rmtree(folder)
     publish_folder(beside(run_dir, step), folder)
     for state in list_states(run_dir)[:-keep]:
-        shutil.rmtree(state.folder)
+        if state.step != best:
+            shutil.rmtree(state.folder)
     return State(step, folder)
 
 

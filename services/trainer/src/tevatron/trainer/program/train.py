@@ -59,16 +59,17 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     events.phase(Phase.TRAINING)
     backend = HfBackend(run, hf_arguments)
     step = backend.train(base, trained, dataset, state=state)
-    if stopper.agreed:
+    if stopper.stops:
         events.stopped(step)
         return
     _leave_ranks()
     if environment.rank == 0:
         events.phase(Phase.EXPORTING)
-        if backend.is_sharded:
-            trained = load_whole(base, config, find_state(config.output_dir, step), device)
+        published = run.best_step or step
+        if backend.is_sharded or published != step:
+            trained = load_whole(base, config, find_state(config.output_dir, published), device)
         _export(config, base, trained, run.dataset_sha256, device)
-        events.exported(step)
+        events.exported(published)
 
 
 def train_with(config: TrainRun, environment: RankEnvironment, events: EventWriter) -> None:

@@ -51,7 +51,7 @@ class HfBackend:
             packing=options.packing,
             pad_to_multiple_of=options.pad_to_multiple_of,
         )
-        if state is not None and state.step >= self._run.schedule.total_steps:
+        if state is not None and self._run.is_complete(state):
             logger.info("training was complete at step %d", state.step)
             load_state(module, state)
             return state.step

@@ -1,6 +1,6 @@
 """A transformers Trainer whose micro batches are packed rows and whose loss is weighted by groups.
 
-Owns what differs from the stock Trainer: the loader, the step, the states and the log. The loop, the optimizer, the
+Owns what differs from the stock Trainer: the loader, the step, validation, the states and the log. The loop, the optimizer, the
 schedule, DDP, FSDP and tracking are transformers' own.
 """
 
@@ -33,6 +33,8 @@ from tevatron.trainer.program.failures import NotFiniteError
 from tevatron.trainer.program.losses import Temperatures, get_loss
 from tevatron.trainer.program.module import RerankModule
 from tevatron.trainer.program.states import begin_state, beside, commit_state
+from tevatron.trainer.program.stopping import Request
+from tevatron.trainer.program.validation import Scoring, pack_prompts
 
 TRAINER_FILE = "trainer_state.json"
 
@@ -139,6 +141,57 @@ class RerankTrainer(Trainer):
         loss: Tensor = losses_N.sum() * weight
         return loss
 
+    # Validation
+
+    def evaluate(
+        self,
+        eval_dataset: object = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Score the held-out rows, and save and end where that makes it so; every rank takes part."""
+        began = time.monotonic()
+        step = self.state.global_step
+        scoring = Scoring(
+            score=self._score,
+            sums=self._sums,
+            replica=self.args.process_index,
+            num_replicas=self.args.world_size,
+        )
+        values = self.run.validate(step, scoring)
+        self.log(values)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, values
+        )
+        if self.run.best_step == step:
+            self.control.should_save = True
+        if self.run.is_finished:
+            self.control.should_save = self.control.should_training_stop = True
+        self._counts.leave_out(time.monotonic() - began)
+        return values
+
+    def _score(self, prompts: list[list[int]]) -> list[float]:
+        """Return one score a prompt; no gradient, no dropout."""
+        model = self.model_wrapped
+        passes = pack_prompts(prompts, self.run.arguments)
+        scores = [0.0] * len(prompts)
+        model.train(False)
+        with torch.no_grad():
+            for indices in passes:
+                found: Tensor = model([prompts[index] for index in indices])
+                for index, score in zip(indices, found.tolist(), strict=True):
+                    scores[index] = score
+            for _ in range(self._num_passes(len(passes)) - len(passes)):
+                model([[0]])
+        model.train()
+        return scores
+
+    def _sums(self, numbers: list[float]) -> list[float]:
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.args.device)
+        if self.args.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return [float(number) for number in total]
+
     # States
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
@@ -157,7 +210,9 @@ class RerankTrainer(Trainer):
             self.run.write_position(folder, open_loss=loss)
         self.barrier()
         if is_main:
-            commit_state(run_dir, step, keep=self.run.arguments.save_total_limit)
+            commit_state(
+                run_dir, step, keep=self.run.arguments.save_total_limit, best=self.run.best_step
+            )
             self.run.events.state_saved(step)
         self.barrier()
         self.run.events.phase(Phase.TRAINING)
@@ -289,12 +344,16 @@ class _Counts:
             self._tokens += sum(len(prompt) for prompt in group.prompts)
             self._truncated += group.num_truncated
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count this time, in which nothing was trained."""
+        self._start += seconds
+
     def totals(self) -> list[float]:
         return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]
 
 
 class _StepCallback(TrainerCallback):
-    """Logs the first step and the last; saves and stops when any rank was asked to, and all ranks decide the same."""
+    """Logs the first step and the last, validates, and does what any rank was asked for; all ranks decide the same."""
 
     def __init__(self, trainer: RerankTrainer) -> None:
         self._trainer = trainer
@@ -318,9 +377,13 @@ class _StepCallback(TrainerCallback):
         if state.global_step in (1, state.max_steps):
             # A run shorter than logging_steps would say nothing of its loss.
             control.should_log = True
-        if self._trainer.run.stopper.agree(partial(_most, args)):
+        run = self._trainer.run
+        request = run.stopper.agree(partial(_most, args))
+        if request:
             control.should_save = True
+        if request >= Request.FINISH:
             control.should_training_stop = True
+        control.should_evaluate = run.is_validated(state.global_step)
 
 
 def _most(args: TrainingArguments, number: int) -> int:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.nn.forward import YesNoHead
-from tevatron.core.packing import pack
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 from tevatron.trainer.program.backends.megatron.optimizer import set_rate
 from tevatron.trainer.program.backends.megatron.parallel import Ranks
@@ -28,6 +27,7 @@ from tevatron.trainer.program.backends.megatron.passes import Cut, Pass, choose_
 from tevatron.trainer.program.backends.megatron.scoring import AnswerScores
 from tevatron.trainer.program.data.groups import Group
 from tevatron.trainer.program.losses import Temperatures, get_loss
+from tevatron.trainer.program.validation import pack_prompts
 
 
 class StepNumbers(NamedTuple):
@@ -93,11 +93,9 @@ class Engine:
         return StepNumbers(loss=loss, grad_norm=norm, num_passes=num_passes)
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """Return one score a prompt, on every rank; every rank must call it with the same prompts."""
+        """Return one score a prompt, on every rank; every rank must call it, those of one replica with the same prompts."""
         self.model.train(False)
-        bins = pack(
-            [len(prompt) for prompt in prompts], max_tokens=self.arguments.packing_max_tokens
-        )
+        bins = pack_prompts(prompts, self.arguments)
         groups = [
             Group(
                 prompts=[list(prompts[index]) for index in indices],
@@ -108,21 +106,23 @@ class Engine:
             for indices in bins
         ]
         packed = self.arguments.packing
+        made = [self._pass([group], packed=packed) for group in groups]
+        # Experts are met in every pass, also by a replica that has no prompts left.
+        idle = [self._pass([], packed=packed)] * (self.ranks.most(len(made)) - len(made))
         with torch.no_grad():
             found = self._run(
-                [self._pass([group], packed=packed) for group in groups],
+                [*made, *idle],
                 lambda made, scores_P: (scores_P.sum(), scores_P),
                 forward_only=True,
             )
         self.model.train(True)
         order = [index for indices in bins for index in indices]
-        scores = torch.zeros(len(prompts), device=self.ranks.device)
-        if found:
-            scores[order] = torch.cat(found).to(scores)
-        shared = self.ranks.sums(scores.tolist())
-        # As many ranks have them as there are on the last stage.
-        num_copies = self.ranks.layout.world // self.ranks.layout.pipeline
-        return [score / num_copies for score in shared]
+        scores = torch.zeros(len(prompts), dtype=torch.float64, device=self.ranks.device)
+        if found and order:
+            scores[order] = torch.cat(found)[: len(order)].to(scores)
+        # As many ranks of a replica have them as share the last stage.
+        torch.distributed.all_reduce(scores, group=parallel_state.get_model_parallel_group())
+        return [float(score) / self.ranks.layout.tensor for score in scores]
 
     def _pass(self, groups: list[Group], *, packed: bool) -> Pass:
         config = self.model.config

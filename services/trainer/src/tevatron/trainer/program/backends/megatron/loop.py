@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
@@ -26,6 +27,8 @@ from tevatron.trainer.program.context import Run
 from tevatron.trainer.program.data.groups import Group, GroupDataset
 from tevatron.trainer.program.failures import NotFiniteError
 from tevatron.trainer.program.states import State, begin_state, beside, commit_state
+from tevatron.trainer.program.stopping import Request
+from tevatron.trainer.program.validation import Scoring
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +59,13 @@ class Loop:
         self._open_loss = 0.0
         self._logged_step = 0
         self._saved_step = 0
-        self._pending: tuple[int, PendingSave] | None = None
+        self._pending: _Pending | None = None
         self._counts = _Counts()
 
     def train(self, state: State | None) -> int:
         """Train to the end or until asked to stop; return the last step, whose state is saved."""
-        total = self._run.schedule.total_steps
         step = self._resume(state)
-        if step >= total:
+        if state is not None and self._run.is_complete(state):
             return step
         sampler = StepSampler(
             self._run.schedule,
@@ -77,11 +79,15 @@ class Loop:
             for groups in loader:
                 step += 1
                 self._step(step, groups)
-                is_asked = self._run.stopper.agree(self._engine.ranks.most)
+                request = self._run.stopper.agree(self._engine.ranks.most)
                 self._finish_save_if_written()
-                if step % self._run.arguments.save_steps == 0 or is_asked:
+                if self._run.is_validated(step):
+                    self._validate(step)
+                is_over = request >= Request.FINISH or self._run.is_finished
+                is_kept = self._run.best_step == step
+                if step % self._run.arguments.save_steps == 0 or request or is_over or is_kept:
                     self._save(step)
-                if is_asked:
+                if is_over:
                     break
                 self._publish_step(step)
             if self._saved_step != step:
@@ -94,7 +100,7 @@ class Loop:
             return 0
         is_lora = self._run.arguments.use_lora
         self._saved_step = state.step
-        if state.step >= self._run.schedule.total_steps:
+        if self._run.is_complete(state):
             logger.info("training was complete at step %d", state.step)
             load_weights(state.folder, self._engine.model, is_lora=is_lora)
             return state.step
@@ -116,6 +122,20 @@ class Loop:
         self._counts.add(groups, numbers.num_passes)
         if step % arguments.logging_steps == 0 or step == total:
             self._report(step, numbers, rate=rate)
+
+    def _validate(self, step: int) -> None:
+        began = time.monotonic()
+        layout = self._engine.ranks.layout
+        # The ranks of one replica have the same rows.
+        copies = layout.world // layout.data
+        scoring = Scoring(
+            score=self._engine.score,
+            sums=lambda numbers: [one / copies for one in self._engine.ranks.sums(numbers)],
+            replica=self._engine.ranks.data_rank,
+            num_replicas=layout.data,
+        )
+        self._run.validate(step, scoring)
+        self._counts.leave_out(time.monotonic() - began)
 
     def _publish_step(self, step: int) -> None:
         every = self._run.arguments.megatron.export_steps
@@ -192,13 +212,13 @@ class Loop:
         )
         if ranks.rank == 0:
             run.write_position(folder, open_loss=(self._open_loss, self._logged_step))
-        self._pending = (step, pending)
+        self._pending = _Pending(step, run.best_step, pending)
         self._saved_step = step
 
     def _finish_save_if_written(self) -> None:
         if self._pending is None:
             return
-        is_open = not self._pending[1].is_written
+        is_open = not self._pending.save.is_written
         if not self._engine.ranks.most(int(is_open)):
             self._finish_save()
 
@@ -207,14 +227,23 @@ class Loop:
         if self._pending is None:
             return
         run, ranks = self._run, self._engine.ranks
-        step, pending = self._pending
-        pending.finish()
+        step, best, save = self._pending
+        save.finish()
         ranks.barrier()
         if ranks.rank == 0:
-            commit_state(run.run_dir, step, keep=run.arguments.save_total_limit)
+            commit_state(run.run_dir, step, keep=run.arguments.save_total_limit, best=best)
             run.events.state_saved(step)
         ranks.barrier()
         self._pending = None
+
+
+class _Pending(NamedTuple):
+    """A state that is being written."""
+
+    step: int
+    best: int | None
+    """The best step when it was begun: the state must be there as long as this one may be gone on from."""
+    save: PendingSave
 
 
 class _Counts:
@@ -231,6 +260,10 @@ class _Counts:
             self._tokens += sum(len(prompt) for prompt in group.prompts)
             self._truncated += group.num_truncated
         self.num_passes += num_passes
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count this time, in which nothing was trained."""
+        self._start += seconds
 
     def totals(self) -> list[float]:
         return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]

@@ -28,12 +28,14 @@ from tevatron.trainer.program.backends.megatron.parallel import (
     leave_ranks,
 )
 from tevatron.trainer.program.backends.megatron.scoring import check_logits
+from tevatron.trainer.program.backends.megatron.state import load_weights
 from tevatron.trainer.program.backends.megatron.weights import write_weights
 from tevatron.trainer.program.events import EventWriter
 from tevatron.trainer.program.exporting import Export
 from tevatron.trainer.program.models import BaseModel, open_base
 from tevatron.trainer.program.preparing import begin, prepare
 from tevatron.trainer.program.settings import RankEnvironment
+from tevatron.trainer.program.states import find_state
 
 
 def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -> None:
@@ -68,17 +70,21 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     )
     events.phase(Phase.TRAINING)
     step = Loop(engine, run, dataset, publish=partial(publish_step, export, engine)).train(state)
-    if stopper.agreed:
+    if stopper.stops:
         events.stopped(step)
         leave_ranks()
         return
     events.phase(Phase.EXPORTING)
+    published = run.best_step or step
+    if published != step:
+        folder = find_state(run.run_dir, published).folder
+        load_weights(folder, engine.model, is_lora=arguments.use_lora)
     written, scores = write_export(export, engine)
     leave_ranks()
     # What is loaded back needs the memory.
     del engine
     finish_export(export, written, scores)
-    events.exported(step)
+    events.exported(published)
 
 
 def check_arguments(config: TrainRun) -> None:
