@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from tests.support.processes import wait_for
 from tests.support.megatron_worker import Worker
+from tests.support.processes import wait_for
 
 from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.core.contracts.jobs import JobState
