@@ -87,7 +87,7 @@ def test_services_that_start_at_once_migrate_one_after_the_other(empty_url, empt
 
 def test_a_database_without_schema_is_refused(empty_engine):
     with pytest.raises(
-        ConfigError, match="revision none, this build needs 0004: run `tevatron migrate`"
+        ConfigError, match="revision none, this build needs 0005: run `tevatron migrate`"
     ):
         check_schema(empty_engine)
 
