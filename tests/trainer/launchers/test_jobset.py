@@ -24,7 +24,6 @@ NAME = "tevatron-019a-1"
 @pytest.fixture
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
     monkeypatch.setattr(cluster_module, "_RETRY_S", 0.01)
-    monkeypatch.setattr(cluster_module, "_INSIST_S", 0.5)
     monkeypatch.setattr(cluster_module, "_SETTLE_S", 0.0)
     monkeypatch.setattr(jobset_module, "_GONE_MARGIN_S", 0.2)
     found = FakeKubernetes(tmp_path)
@@ -140,7 +139,10 @@ def test_another_worker_adopts_what_is_alive_and_ends_the_rest(
 
 
 def test_a_server_that_does_not_answer_is_waited_for(
-    kubernetes: FakeKubernetes, settings: Settings, tmp_path: Path
+    kubernetes: FakeKubernetes,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launcher = JobsetLauncher(settings)
     kubernetes.num_failures = 3
@@ -148,6 +150,7 @@ def test_a_server_that_does_not_answer_is_waited_for(
     assert list(kubernetes.jobsets) == [NAME]
     kubernetes.num_failures = 1
     assert handle.poll() is None
+    monkeypatch.setattr(cluster_module, "_INSIST_S", 0.0)
     kubernetes.num_failures = 10**6
     with pytest.raises(ClusterUnreachableError, match=r"answers 503: .*leader changed"):
         launcher.adopt("job_019a", run_folder=tmp_path)
