@@ -109,6 +109,21 @@ def test_a_folder_that_cannot_be_loaded_safely_is_refused(
     assert client.get("/v1/models").json()["data"] == []
 
 
+def test_a_folder_that_the_api_may_not_read_is_told(
+    client: httpx.Client, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Root, who may run these tests, reads everything.
+    def refuse(folder: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(folder / "model.safetensors"))
+
+    monkeypatch.setattr("tevatron.api.models.endpoints.sha256_tree", refuse)
+    answer = client.post("/v1/models", json={"name": "closed", "path": str(model_folder)})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].endswith(
+        "the API may not read " + str(model_folder / "model.safetensors")
+    )
+
+
 def test_links_within_the_roots_are_followed(
     client: httpx.Client, model_folder: Path, model_root: Path
 ):

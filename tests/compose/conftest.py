@@ -109,7 +109,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             os.link(wheel, clone / "wheels" / wheel.name)
     models = tmp_path_factory.mktemp("models")
     models.chmod(0o755)
-    tiny_folder(models / "tiny")
+    for file in tiny_folder(models / "tiny").iterdir():
+        # safetensors writes for the owner alone; the services run as another user.
+        file.chmod(0o644)
     stack = Stack(clone, models)
     try:
         stack.compose("--profile", "demo", "build")

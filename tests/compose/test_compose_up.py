@@ -100,7 +100,7 @@ def test_the_demo_ends_with_its_table(demo_table: str):
 def test_a_job_survives_the_kill_of_trainer_broker_and_api_and_succeeds_once(stack: Stack):
     with stack.client() as client:
         arguments = TrainArguments(
-            rerank_max_len=64, train_group_size=2, max_steps=600, save_steps=50, logging_steps=1
+            rerank_max_len=160, train_group_size=2, max_steps=300, save_steps=20, logging_steps=1
         )
         model = client.models()[0].name
         names = {entry.kind: entry.name for entry in client.datasets()}

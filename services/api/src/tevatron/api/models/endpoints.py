@@ -12,6 +12,7 @@ from tevatron.api.problems import responses
 from tevatron.api.roots import check_hub_allowed, resolve_under
 from tevatron.api.security import CurrentCaller
 from tevatron.core.contracts.resources import ModelRequest, ModelResource, Page
+from tevatron.core.errors import InputError
 from tevatron.core.formats.files import sha256_tree
 from tevatron.core.store.models import Model
 from tevatron.core.store.registered import ModelRepository
@@ -66,8 +67,11 @@ def get_model(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) 
 def _checked_folder(path: str, context: Context) -> tuple[str, str]:
     roots = context.settings.model_roots
     folder = resolve_under(path, roots, variable="TEVATRON_MODEL_ROOTS")
-    check_model_folder(folder, roots)
-    return str(folder), sha256_tree(folder)
+    try:
+        check_model_folder(folder, roots)
+        return str(folder), sha256_tree(folder)
+    except PermissionError as error:
+        raise InputError(f"path: the API may not read {error.filename}") from error
 
 
 def _resource(row: Model) -> ModelResource:
