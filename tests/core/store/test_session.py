@@ -95,7 +95,7 @@ def test_a_database_without_schema_is_refused(empty_engine):
 def test_another_revision_is_refused(engine):
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(ConfigError, match="revision 9999, this build needs 0004"):
+    with pytest.raises(ConfigError, match="revision 9999, this build needs 0005"):
         check_schema(engine)
 
 
