@@ -175,7 +175,7 @@ def make_run(case: Case, arguments: TrainArguments, run_dir: Path, events: Event
         ),
         dataset_sha256="",
         events=events,
-        stopper=Stopper(run_dir),
+        stopper=Stopper(run_dir, rank=events.rank),
     )
 
 
