@@ -8,7 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.trainer.program.training import losses, make_run, of_type, read_events, run_training
+from tests.trainer.program.training import (
+    evaluations,
+    losses,
+    make_run,
+    of_type,
+    read_events,
+    run_training,
+    write_dataset,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from tevatron.trainer.program.train import write_config
@@ -90,6 +98,32 @@ def test_two_ranks_learn_as_one_also_across_a_stop(llama, dataset, tmp_path):
     assert losses(events)[:8] == pytest.approx(losses(one)[:8], abs=1e-5)
     assert losses(events) == pytest.approx(losses(one), abs=2e-3)
     assert of_type(events, "exported") == [{"step": 24}]
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_measure_held_out_rows_as_one_and_end_at_the_same_step(llama, dataset, tmp_path):
+    # Three rows: one rank has two of them, with a pass more. Nothing is learnt, so that the second is no better.
+    held_out = write_dataset(tmp_path / "held.jsonl", 3)
+    options = {
+        "validation": held_out,
+        "eval_steps": 1,
+        "load_best_model_at_end": True,
+        "early_stopping_patience": 2,
+        "learning_rate": 1e-12,
+        "packing_max_tokens": 100,
+    }
+    one = evaluations(run_training(make_run(llama, dataset, tmp_path / "one", **options)))
+    run = make_run(
+        llama, dataset, tmp_path / "two", **{**options, "per_device_train_batch_size": 2}
+    )
+    status, output = finish(start(run))
+    assert status == 0, output
+    events = read_events(run.output_dir)
+    two = evaluations(events)
+    assert [data["step"] for data in two] == [data["step"] for data in one] == [1, 2, 3]
+    for name in ("eval_loss", "eval_ndcg@10"):
+        assert [data[name] for data in two] == pytest.approx([data[name] for data in one], abs=1e-5)
+    assert of_type(events, "exported") == [{"step": 1}]
 
 
 @pytest.mark.timeout(600)

@@ -7,7 +7,6 @@ schedule, DDP, FSDP and tracking are transformers' own.
 from __future__ import annotations
 
 import contextlib
-import resource
 import time
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from tevatron.core.contracts.jobs import Phase
 from tevatron.core.packing import pack
 from tevatron.trainer.program.backends.hf import snapshot
 from tevatron.trainer.program.context import Run
+from tevatron.trainer.program.counts import Counts, memory_bytes
 from tevatron.trainer.program.data.groups import (
     Group,
     GroupDataset,
@@ -50,7 +50,7 @@ class RerankTrainer(Trainer):
         self._temperatures = Temperatures(
             student=run.arguments.student_temp, teacher=run.arguments.teacher_temp
         )
-        self._counts = _Counts()
+        self._counts = Counts()
         self._resumed_loss: tuple[float, int] | None = None
         super().__init__(
             model=module, args=arguments, train_dataset=dataset, callbacks=[_StepCallback(self)]
@@ -93,7 +93,7 @@ class RerankTrainer(Trainer):
                 f"the loss of step {self.state.global_step + 1} is {float(total)}: "
                 "a smaller --learning_rate or another --dtype may help"
             )
-        self._counts.add(groups)
+        self._counts.add(groups, num_passes=len(passes))
         return total
 
     def _passes(self, groups: list[Group]) -> list[list[Group]]:
@@ -313,12 +313,12 @@ class RerankTrainer(Trainer):
             counts, reduction="sum"
         ).tolist()
         seconds = max(seconds / self.args.world_size, 1e-9)
-        self._counts = _Counts()
+        self._counts = Counts()
         return {
             "pairs_per_s": pairs / seconds,
             "tokens_per_s": tokens / seconds,
             "truncated_pairs": truncated,
-            "memory_bytes": float(_memory_bytes(self.args.device)),
+            "memory_bytes": float(memory_bytes(self.args.device)),
         }
 
     def _check_finite(self, logs: dict[str, float]) -> None:
@@ -329,27 +329,6 @@ class RerankTrainer(Trainer):
                 f"the gradient norm of step {self.state.global_step} is {norm}: "
                 "a smaller --learning_rate or --max_grad_norm may help"
             )
-
-
-class _Counts:
-    """What a rank did since the last log."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._pairs = self._tokens = self._truncated = 0
-
-    def add(self, groups: list[Group]) -> None:
-        for group in groups:
-            self._pairs += len(group.prompts)
-            self._tokens += sum(len(prompt) for prompt in group.prompts)
-            self._truncated += group.num_truncated
-
-    def leave_out(self, seconds: float) -> None:
-        """Do not count this time, in which nothing was trained."""
-        self._start += seconds
-
-    def totals(self) -> list[float]:
-        return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]
 
 
 class _StepCallback(TrainerCallback):
@@ -392,10 +371,3 @@ def _most(args: TrainingArguments, number: int) -> int:
     if args.world_size > 1:
         torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
     return int(largest)
-
-
-def _memory_bytes(device: torch.device) -> int:
-    """Return the peak: of the GPU's allocator, or of the process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

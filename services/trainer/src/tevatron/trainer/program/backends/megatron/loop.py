@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from tevatron.trainer.program.backends.megatron.state import (
     load_weights,
 )
 from tevatron.trainer.program.context import Run
+from tevatron.trainer.program.counts import Counts, memory_bytes
 from tevatron.trainer.program.data.groups import Group, GroupDataset
 from tevatron.trainer.program.failures import NotFiniteError
 from tevatron.trainer.program.states import State, begin_state, beside, commit_state
@@ -60,7 +60,7 @@ class Loop:
         self._logged_step = 0
         self._saved_step = 0
         self._pending: _Pending | None = None
-        self._counts = _Counts()
+        self._counts = Counts()
 
     def train(self, state: State | None) -> int:
         """Train to the end or until asked to stop; return the last step, whose state is saved."""
@@ -119,7 +119,7 @@ class Loop:
         numbers = self._engine.step(groups, rate=rate)
         self._check_finite(step, numbers)
         self._open_loss += numbers.loss
-        self._counts.add(groups, numbers.num_passes)
+        self._counts.add(groups, num_passes=numbers.num_passes)
         if step % arguments.logging_steps == 0 or step == total:
             self._report(step, numbers, rate=rate)
 
@@ -170,12 +170,12 @@ class Loop:
             "pairs_per_s": pairs / copies / seconds,
             "tokens_per_s": tokens / copies / seconds,
             "truncated_pairs": truncated / copies,
-            "memory_bytes": float(ranks.most(_memory_bytes(ranks.device))),
+            "memory_bytes": float(ranks.most(memory_bytes(ranks.device))),
             "epoch": step / self._run.schedule.steps_per_epoch,
             **self._moe_losses(step),
         }
         self._open_loss, self._logged_step = 0.0, step
-        self._counts = _Counts()
+        self._counts = Counts()
         self._run.report(step, values)
 
     def _moe_losses(self, step: int) -> dict[str, float]:
@@ -244,33 +244,3 @@ class _Pending(NamedTuple):
     best: int | None
     """The best step when it was begun: the state must be there as long as this one may be gone on from."""
     save: PendingSave
-
-
-class _Counts:
-    """What a rank did since the last log."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._pairs = self._tokens = self._truncated = 0
-        self.num_passes = 0
-
-    def add(self, groups: list[Group], num_passes: int) -> None:
-        for group in groups:
-            self._pairs += len(group.prompts)
-            self._tokens += sum(len(prompt) for prompt in group.prompts)
-            self._truncated += group.num_truncated
-        self.num_passes += num_passes
-
-    def leave_out(self, seconds: float) -> None:
-        """Do not count this time, in which nothing was trained."""
-        self._start += seconds
-
-    def totals(self) -> list[float]:
-        return [self._pairs, self._tokens, self._truncated, time.monotonic() - self._start]
-
-
-def _memory_bytes(device: torch.device) -> int:
-    """Return the peak: of the GPU's allocator, or of the process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
