@@ -6,6 +6,7 @@ asked of another host, and pictures of every page at both widths, light and dark
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from tests.support.processes import wait_for
 
 from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
 
@@ -100,18 +102,20 @@ def walk(browser, stack, tmp_path, tiny_model, sample) -> Iterator[Walk]:
 
 def points(page: Page) -> int:
     """Return how many steps the plot of the loss shows."""
-    return page.evaluate("document.getElementById('plot-loss').data[0].x.length")
+    return page.evaluate("document.getElementById('plot-loss')?.data?.[0].x.length ?? 0")
 
 
-def wait_for_points(page: Page, condition: str) -> None:
-    look = f"document.getElementById('plot-loss')?.data?.[0].x.length {condition}"
-    page.wait_for_function(look, timeout=WAIT_MS)
+def wait_for_more_points(page: Page, than: int) -> None:
+    # Not wait_for_function: the page's policy allows no eval.
+    wait_for(lambda: points(page) > than, timeout_s=WAIT_MS / 1000, what="another step in the plot")
 
 
 def test_from_the_form_to_the_passages(walk: Walk):
     submit(walk)
+    clone_into_a_long_training(walk)
     watch_the_loss(walk)
     cancel_and_resume(walk)
+    look_at_the_checkpoint(walk)
     compare_down_to_the_passages(walk)
     assert walk.hosts == {urlsplit(walk.url).netloc}
     assert walk.complaints == []
@@ -122,7 +126,7 @@ def submit(walk: Walk) -> None:
     expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
     page.get_by_role("link", name="New run").click()
     page.locator("[name=name]").fill("first")
-    fields = {"max_steps": "100", "train_group_size": "2", "rerank_max_len": "128"}
+    fields = {"max_steps": "10", "train_group_size": "2", "rerank_max_len": "128"}
     for name, value in fields.items():
         page.locator(f"[name={name}]").fill(value)
     page.locator("[name=more]").fill('{"save_steps": 5, "logging_steps": 1}')
@@ -138,12 +142,23 @@ def submit(walk: Walk) -> None:
     walk.look("jobs")
 
 
+def clone_into_a_long_training(walk: Walk) -> None:
+    page = walk.page
+    page.get_by_role("link", name="first", exact=True).click()
+    page.get_by_role("link", name="Clone").click()
+    box = page.locator("[name=spec]")
+    spec = json.loads(box.input_value())
+    spec["name"], spec["arguments"]["max_steps"] = "long", 100_000
+    box.fill(json.dumps(spec))
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("long")
+
+
 def watch_the_loss(walk: Walk) -> None:
     """Its page is not loaded again: the events move the plot."""
     page = walk.page
-    page.get_by_role("link", name="first", exact=True).click()
-    wait_for_points(page, "> 5")
-    wait_for_points(page, f"> {points(page)}")
+    wait_for_more_points(page, than=5)
+    wait_for_more_points(page, than=points(page))
     expect(page.locator("#steps tbody tr").first).to_be_visible()
     walk.look("job")
 
@@ -154,9 +169,27 @@ def cancel_and_resume(walk: Walk) -> None:
     page.get_by_role("button", name="Cancel").click()
     expect(state).to_have_text("cancelled", timeout=WAIT_MS)
     page.get_by_role("button", name="Resume").click()
-    expect(state).to_have_text("succeeded", timeout=WAIT_MS)
-    page.reload()
-    wait_for_points(page, "=== 100")
+    expect(state).to_have_text("running", timeout=WAIT_MS)
+    assert first_step_of_attempt_2(walk) > 1
+    page.get_by_role("button", name="Cancel").click()
+    expect(state).to_have_text("cancelled", timeout=WAIT_MS)
+
+
+def first_step_of_attempt_2(walk: Walk) -> int:
+    """Wait for it among the job's newest events, which the page's table of steps shows without their attempt."""
+    path, after = f"{walk.url}/ui/jobs/long/events", 0
+    while True:
+        found = walk.page.request.get(path, params={"after": after, "limit": 1000}).json()
+        for event in found["data"]:
+            if event["type"] == "metrics" and event["attempt"] == 2:
+                return event["data"]["step"]
+        after = found["next"]
+        walk.page.wait_for_timeout(200)
+
+
+def look_at_the_checkpoint(walk: Walk) -> None:
+    page = walk.open("/ui/jobs/first")
+    expect(page.locator("#status .state")).to_have_text("succeeded", timeout=WAIT_MS)
     page.get_by_role("link", name=re.compile("^ckpt_")).click()
     expect(page.get_by_role("heading", name="Probes")).to_be_visible()
     walk.look("checkpoint")
