@@ -15,6 +15,7 @@ from tests.support.train_bench import SUPPORT, Bench
 
 from tevatron.core.contracts.checkpoint import CheckpointContract
 from tevatron.core.contracts.jobs import ExportJob, FailReason, JobKind, JobState, TrainJob
+from tevatron.core.formats.files import sha256_tree
 from tevatron.core.process import end_processes, parent_pid, processes_with_marker
 from tevatron.core.settings import Settings
 from tevatron.core.store.models import Job
@@ -341,6 +342,39 @@ def test_an_export_job_publishes_another_checkpoint_from_a_saved_state(bench: Be
         "form": "merged",
     }
     assert len(bench.published()) == len(bench.checkpoints()) == 2
+
+
+def test_an_export_job_copies_its_checkpoint_to_a_url(bench: Bench, tmp_path: Path) -> None:
+    train_id = bench.train()
+    assert bench.work()
+    place = tmp_path / "bucket" / "first"
+    export_id = bench.submit(ExportJob(train=train_id, to=f"file://{place}"))
+    assert bench.work()
+    job = bench.job(export_id)
+    assert (job.state, job.message) == (JobState.SUCCEEDED, None)
+    assert job.result is not None
+    assert job.result["url"] == f"file://{place}"
+    published = bench.settings.data / "checkpoints" / str(job.result["checkpoint_id"])
+    assert sha256_tree(place) == sha256_tree(published)
+
+
+def test_an_export_that_cannot_be_copied_fails_and_publishes_nothing(
+    bench: Bench, tmp_path: Path
+) -> None:
+    train_id = bench.train()
+    assert bench.work()
+    before = bench.published()
+    (tmp_path / "file").write_text("")
+    export_id = bench.submit(ExportJob(train=train_id, to=f"file://{tmp_path}/file/below"))
+    assert bench.work()
+    job = bench.job(export_id)
+    assert (job.state, job.reason, job.phase) == (
+        JobState.FAILED,
+        FailReason.CONFIG_ERROR,
+        "publishing",
+    )
+    assert "cannot be written" in str(job.message)
+    assert bench.published() == before
 
 
 def test_an_export_of_a_step_that_was_not_saved_lists_those_that_were(bench: Bench) -> None:

@@ -199,5 +199,5 @@ def test_dataset_comes_from_a_path_or_from_the_hub(tmp_path):
     request = dataset_request("rows", kind="training", **hub)
     assert request.model_dump(exclude_none=True) == {"name": "rows", "kind": "training", **hub}
     assert dataset_request("rows", kind="beir", path=tmp_path).path == str(tmp_path)
-    with pytest.raises(ConfigError, match="by a path or by --hub-id, got neither"):
+    with pytest.raises(ConfigError, match="by a path, --hub-id or --url, got none"):
         dataset_request("rows", kind="training")

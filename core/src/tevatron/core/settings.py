@@ -1,6 +1,7 @@
 """Every setting, read from the environment here and nowhere else.
 
-A field `lease_s` is read from `TEVATRON_LEASE_S`. Lists are separated by the platform's path separator.
+A field `lease_s` is read from `TEVATRON_LEASE_S`. Lists of paths are separated by the platform's path
+separator, lists of URLs by commas.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Settings(BaseModel):
     """Folders under which `/v1/models` may register a path."""
     allow_hub: bool = False
     """Whether models and datasets may be registered by hub id and revision."""
+    remote_roots: list[str] = Field(default_factory=list)
+    """URL prefixes (s3://bucket/team) below which datasets are fetched and checkpoints are copied."""
     scorer_allow: list[str] = Field(default_factory=list)
     """URL prefixes that an administrator may register as outside scorers."""
 
@@ -147,11 +150,9 @@ class Settings(BaseModel):
             if not key.startswith(PREFIX) or name not in cls.model_fields or text == "":
                 continue
             is_list = "list[" in str(cls.model_fields[name].annotation)
-            values[name] = (
-                text.split(os.pathsep)
-                if is_list and "://" not in text
-                else ([text] if is_list else text)
-            )
+            # A URL has the platform's path separator in it.
+            separator = "," if "://" in text else os.pathsep
+            values[name] = text.split(separator) if is_list else text
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -82,7 +82,7 @@ def list_models(json: Json = False) -> None:
 
 
 @datasets.command("add")
-def add_dataset(
+def add_dataset(  # noqa: PLR0913  a command's options
     name: Annotated[str, typer.Argument(help="Name by which jobs refer to it.")],
     kind: Annotated[Kind, typer.Option(help="What it holds.")],
     path: Annotated[
@@ -92,6 +92,9 @@ def add_dataset(
     revision: Annotated[str | None, typer.Option(help="Commit or tag of the hub id.")] = None,
     file: Annotated[
         str | None, typer.Option(help="Which file of the hub id, unless it is a BEIR folder.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="URL in place of a path: s3://bucket/train.jsonl.")
     ] = None,
     upload: Annotated[
         bool, typer.Option("--upload", help="Send the path's content to an API on another machine.")
@@ -104,14 +107,16 @@ def add_dataset(
     from tevatron.core.contracts.resources import DatasetKind
 
     if upload:
-        if path is None or hub_id is not None:
-            raise ConfigError("--upload: expected a path, whose content is sent, and no --hub-id")
+        if path is None or hub_id is not None or url is not None:
+            raise ConfigError(
+                "--upload: expected a path, whose content is sent, and no --hub-id or --url"
+            )
         wanted = specs.upload_request(name, kind=kind.value)
         with connect() as client, content_of(path, DatasetKind(kind.value)) as content:
             found = client.upload_dataset(wanted, content)
     else:
         request = specs.dataset_request(
-            name, kind=kind.value, path=path, hub_id=hub_id, revision=revision, file=file
+            name, kind=kind.value, path=path, hub_id=hub_id, revision=revision, file=file, url=url
         )
         with connect() as client:
             found = client.register_dataset(request)
@@ -128,7 +133,7 @@ def list_datasets(json: Json = False) -> None:
         "name": lambda entry: entry.name,
         "kind": lambda entry: entry.kind,
         "state": lambda entry: entry.state,
-        "source": lambda entry: _hub_source(entry) or entry.path,
+        "source": lambda entry: _hub_source(entry) or entry.url or entry.path,
     }
     _show(found, columns, json=json)
 

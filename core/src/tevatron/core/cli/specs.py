@@ -123,10 +123,11 @@ def dataset_request(
     hub_id: str | None = None,
     revision: str | None = None,
     file: str | None = None,
+    url: str | None = None,
 ) -> DatasetRequest:
     """Return the registration of a dataset."""
-    if path is None and hub_id is None:
-        raise ConfigError("a dataset is registered here by a path or by --hub-id, got neither")
+    if path is None and hub_id is None and url is None:
+        raise ConfigError("a dataset is registered here by a path, --hub-id or --url, got none")
     absolute = None if path is None else str(path.expanduser().absolute())
     content = {
         "name": name,
@@ -135,6 +136,7 @@ def dataset_request(
         "hub_id": hub_id,
         "revision": revision,
         "file": file,
+        "url": url,
     }
     return _check(DatasetRequest, content, what="dataset")
 

@@ -98,6 +98,9 @@ def submit_export(  # noqa: PLR0913  a command's options
     step: Annotated[int | None, typer.Option(help="Saved step; the newest if left out.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Weights of the checkpoint.")] = None,
     form: Annotated[str | None, typer.Option(help="merged or adapter.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="URL of a folder that gets a copy: s3://bucket/folder.")
+    ] = None,
     launcher: Launcher = None,
     name: Name = None,
     follow: Follow = False,
@@ -112,6 +115,7 @@ def submit_export(  # noqa: PLR0913  a command's options
         "step": step,
         "dtype": dtype,
         "form": form,
+        "to": to,
         "launcher": launcher,
         "name": name,
     }

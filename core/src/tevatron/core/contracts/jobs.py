@@ -25,6 +25,10 @@ Ref = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][
 """The id or the name of something registered."""
 
 
+RemoteUrl = Annotated[
+    str, Field(min_length=5, max_length=2000, pattern=r"^[a-z][a-z0-9]*://[!-~]+$")
+]
+"""A file or folder of a file system that fsspec has, such as s3://bucket/folder."""
 METRIC_PATTERN = (
     r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
 )
@@ -153,6 +157,8 @@ class ExportJob(Spec):
     """Weights of the checkpoint; the training job's choice when unset."""
     form: Literal["merged", "adapter"] = "merged"
     """A LoRA run's merged weights, or its adapter alone in PEFT's format."""
+    to: RemoteUrl | None = None
+    """A folder into which the checkpoint is copied too, under a prefix that the operator allows."""
     launcher: LauncherName | None = None
     """What starts the export's process; the deployment's own when unset."""
 

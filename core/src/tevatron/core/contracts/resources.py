@@ -20,6 +20,7 @@ from tevatron.core.contracts.jobs import (
     Name,
     Phase,
     Ref,
+    RemoteUrl,
     Spec,
 )
 
@@ -162,7 +163,7 @@ class DatasetState(StrEnum):
 
 
 class DatasetRequest(Spec):
-    """Register a dataset: by a path, from the hub where it is allowed, or else its content is uploaded next."""
+    """Register a dataset: by a path, from the hub or a URL where it is allowed, or else its content is uploaded next."""
 
     name: Name
     kind: DatasetKind = Field(strict=False)
@@ -176,11 +177,13 @@ class DatasetRequest(Spec):
         default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/-]*$", max_length=500
     )
     """Which file of the hub id; not of kind beir."""
+    url: RemoteUrl | None = None
+    """Under a prefix that the operator allows: a file, or a BEIR folder."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if self.path is not None and self.hub_id is not None:
-            raise ValueError("expected path or hub_id or neither, got both")
+        if sum(source is not None for source in (self.path, self.hub_id, self.url)) > 1:
+            raise ValueError("expected one of path, hub_id and url, or none, got several")
         if (self.hub_id is None) != (self.revision is None):
             raise ValueError("hub_id and revision go together")
         needs_file = self.hub_id is not None and self.kind is not DatasetKind.BEIR
@@ -204,6 +207,8 @@ class DatasetResource(Resource):
     """Where it was fetched from, with the revision and the file."""
     revision: str | None
     file: str | None
+    url: str | None
+    """Where else it was fetched from."""
     sha256: str | None
     """Of the file or folder."""
     stats: dict[str, JsonValue]

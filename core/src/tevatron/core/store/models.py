@@ -240,6 +240,8 @@ class Dataset(Owned, Base):
     hub_revision: Mapped[str | None]
     hub_file: Mapped[str | None]
     """Which file of the repository; null for the whole of a BEIR folder."""
+    url: Mapped[str | None]
+    """Where else it was fetched from."""
     sha256: Mapped[str | None]
     """Of the file or folder; null while its content is to come."""
     stats: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)

@@ -105,6 +105,7 @@ class DatasetRepository(_RegisteredRepository[Dataset]):
         sha256: str | None = None,
         stats: dict[str, JsonValue] | None = None,
         hub: HubSource | None = None,
+        url: str | None = None,
     ) -> Dataset:
         """Register a dataset.
 
@@ -113,6 +114,7 @@ class DatasetRepository(_RegisteredRepository[Dataset]):
             sha256: Of the content; without it a dataset at its own place awaits it.
             stats: What was counted when it was read.
             hub: Where it was fetched from.
+            url: Where else it was fetched from.
         """
         dataset_id = new_id("ds")
         is_awaiting = path is None and sha256 is None
@@ -129,6 +131,7 @@ class DatasetRepository(_RegisteredRepository[Dataset]):
                 hub_id=None if hub is None else hub.hub_id,
                 hub_revision=None if hub is None else hub.revision,
                 hub_file=None if hub is None else hub.file,
+                url=url,
             )
         )
 

@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from tevatron.core.contracts.checkpoint import CONTRACT_NAME, read_contract
 from tevatron.core.contracts.jobs import FailReason, JobKind, Phase
 from tevatron.core.contracts.run import EXPORT_NAME
-from tevatron.core.errors import JobError
+from tevatron.core.errors import ConfigError, JobError
 from tevatron.core.formats.files import sha256_tree
+from tevatron.core.remote import send_folder
 from tevatron.core.settings import Settings
 from tevatron.core.store.checkpoints import CheckpointRepository, checkpoint_id_of
 from tevatron.core.store.models import Checkpoint
@@ -38,8 +39,12 @@ def has_output(settings: Settings, run: RunFolder, job_id: str) -> bool:
     return is_checkpoint(published_folder(settings, job_id)) or is_checkpoint(run.export)
 
 
-def publish(ctx: JobContext, run: RunFolder) -> Finished:
-    """Prepare the checkpoint; what is returned publishes it in the transaction that ends the job."""
+def publish(ctx: JobContext, run: RunFolder, *, to: str | None = None) -> Finished:
+    """Prepare the checkpoint; what is returned publishes it in the transaction that ends the job.
+
+    Args:
+        to: URL of a folder into which it is copied before.
+    """
     ctx.phase(Phase.PUBLISHING)
     claim = ctx.claim
     destination = published_folder(ctx.settings, claim.job_id)
@@ -83,10 +88,22 @@ def publish(ctx: JobContext, run: RunFolder) -> Finished:
         discard()
     ctx.check()
     result: dict[str, JsonValue] = {"checkpoint_id": checkpoint_id_of(claim.job_id)}
+    if to is not None:
+        _send(source, to)
+        result["url"] = to
     if claim.kind is JobKind.TRAIN:
         # A wrong step of an export is refused by them when it is submitted.
         result["saved_steps"] = [*run.saved_steps()]
     return Finished(result=result, write=write, discard=discard)
+
+
+def _send(folder: Path, url: str) -> None:
+    try:
+        send_folder(folder, url, last=CONTRACT_NAME)
+    except ConfigError as error:
+        raise JobError(
+            str(error), reason=FailReason.CONFIG_ERROR, phase=Phase.PUBLISHING
+        ) from error
 
 
 def _rename(source: Path, destination: Path) -> None:

@@ -96,7 +96,7 @@ class Tasks:
                     environment=_backend_of(config),
                 )
                 _run(ctx, launcher, launch, run, config)
-        return publish(ctx, run)
+        return publish(ctx, run, to=spec.to)
 
 
 def _launch(

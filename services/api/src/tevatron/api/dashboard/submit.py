@@ -131,7 +131,12 @@ def review(
             # What a refused submission has written already must not be kept.
             with session.begin_nested():
                 sent = submit_jobs(
-                    submission, caller, session, FastAPIResponse(), form.get("once") or None
+                    submission,
+                    caller,
+                    session,
+                    context,
+                    FastAPIResponse(),
+                    form.get("once") or None,
                 )
             return redirect(
                 f"{PAGES}/jobs/{sent.jobs[0].id}" if len(sent.jobs) == 1 else f"{PAGES}/jobs"

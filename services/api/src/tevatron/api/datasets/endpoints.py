@@ -23,6 +23,7 @@ from tevatron.core.contracts.resources import (
     Page,
 )
 from tevatron.core.errors import ConflictError
+from tevatron.core.remote import check_remote
 from tevatron.core.store.models import Dataset
 from tevatron.core.store.registered import DatasetRepository, HubSource
 
@@ -56,9 +57,9 @@ def register_dataset(
     session: CurrentSession,
     response: Response,
 ) -> DatasetResource:
-    """Register a dataset: by a path or from the hub, read from end to end here, or without, to be uploaded next."""
+    """Register a dataset: by a path, from the hub or a URL, read from end to end here, or without, to be uploaded next."""
     repository = DatasetRepository(session)
-    if body.hub_id is not None:
+    if body.hub_id is not None or body.url is not None:
         row = repository.by_id(_fetch(body, caller, context))
     elif body.path is None:
         row = repository.create(body.name, key_id=caller.key_id, kind=body.kind)
@@ -130,17 +131,24 @@ def _upload(kind: DatasetKind, context: Context) -> Upload:
 
 
 def _fetch(body: DatasetRequest, caller: Caller, context: Context) -> str:
-    """Fetch and store a dataset of the hub, and return its id."""
-    check_hub_allowed(context.settings)
-    assert body.hub_id is not None
-    assert body.revision is not None, "the request's own validator"
-    hub = HubSource(hub_id=body.hub_id, revision=body.revision, file=body.file)
+    """Fetch and store a dataset of the hub or at a URL, and return its id."""
+    hub: HubSource | None = None
+    if body.url is not None:
+        check_remote(body.url, context.settings.remote_roots, field="url")
+    else:
+        check_hub_allowed(context.settings)
+        assert body.hub_id is not None
+        assert body.revision is not None, "the request's own validator"
+        hub = HubSource(hub_id=body.hub_id, revision=body.revision, file=body.file)
     with context.sessions.begin() as session:
         DatasetRepository(session).check_free(body.name, key_id=caller.key_id)
     upload = _upload(body.kind, context)
     try:
         # No session is open while it is fetched and read, which may take minutes.
-        upload.fetch(hub)
+        if hub is not None:
+            upload.fetch(hub)
+        elif body.url is not None:
+            upload.fetch_url(body.url)
         found = upload.inspect()
         with context.sessions.begin() as session:
             row = DatasetRepository(session).create(
@@ -150,6 +158,7 @@ def _fetch(body: DatasetRequest, caller: Caller, context: Context) -> str:
                 sha256=found.sha256,
                 stats=found.stats,
                 hub=hub,
+                url=body.url,
             )
             upload.publish(context.settings.data / row.path)
             return row.id

@@ -17,6 +17,7 @@ def dataset_resource(row: Dataset) -> DatasetResource:
         hub_id=row.hub_id,
         revision=row.hub_revision,
         file=row.hub_file,
+        url=row.url,
         sha256=row.sha256,
         stats=row.stats,
         created_at=row.created_at,

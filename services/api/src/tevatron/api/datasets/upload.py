@@ -18,6 +18,7 @@ from tevatron.api.datasets.checks import Inspection, inspect_dataset
 from tevatron.core.contracts.resources import DatasetKind
 from tevatron.core.errors import FormatError, InputError
 from tevatron.core.hub import fetch_dataset
+from tevatron.core.remote import fetch_file, fetch_folder
 from tevatron.core.store.registered import HubSource
 
 WRITE_BYTES = 2**20
@@ -73,6 +74,14 @@ class Upload:
             max_bytes=self._max_bytes,
         )
         (fetched if hub.file is None else fetched / hub.file).rename(self._content)
+
+    def fetch_url(self, url: str) -> None:
+        """Make the content of what lies at a URL."""
+        self._part.mkdir(parents=True)
+        if self._kind is DatasetKind.BEIR:
+            fetch_folder(url, BEIR_FILES, self._content, max_bytes=self._max_bytes)
+        else:
+            fetch_file(url, self._content, max_bytes=self._max_bytes)
 
     def inspect(self) -> Inspection:
         """Read everything; the error names the file as the user knows it."""

@@ -12,12 +12,13 @@ from tevatron.api.context import CurrentContext, CurrentPage, CurrentSession, Re
 from tevatron.api.jobs.resources import job_resources
 from tevatron.api.problems import responses
 from tevatron.api.security import CurrentCaller
-from tevatron.core.contracts.jobs import JobGroup, JobKind, JobState, Name, Submission
+from tevatron.core.contracts.jobs import ExportJob, JobGroup, JobKind, JobState, Name, Submission
 from tevatron.core.contracts.plan import Plan, PlanRequest
 from tevatron.core.contracts.resources import JobResource, Page, SubmittedJobs
 from tevatron.core.errors import ConfigError
 from tevatron.core.model_shape import ModelShape
 from tevatron.core.plan import make_plan
+from tevatron.core.remote import check_remote
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.nudges import nudge
 from tevatron.core.store.registered import ModelRepository
@@ -55,12 +56,16 @@ def submit_jobs(
     body: Submission,
     caller: CurrentCaller,
     session: CurrentSession,
+    context: CurrentContext,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> SubmittedJobs:
     """Store one job, or several in one transaction; each starts as soon as a worker is free and its sources are done."""
     group = body.root
     specs = group.jobs if isinstance(group, JobGroup) else {group.name or "": group}
+    for spec in specs.values():
+        if isinstance(spec, ExportJob) and spec.to is not None:
+            check_remote(spec.to, context.settings.remote_roots, field="to")
     digest = hashlib.sha256(body.model_dump_json(by_alias=True).encode()).hexdigest()
     repository = JobRepository(session)
     jobs = repository.submit(
