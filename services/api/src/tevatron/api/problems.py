@@ -218,7 +218,8 @@ def _pointer(location: Sequence[str | int], body: JsonValue, *, is_missing: bool
         else:
             continue
         parts.append(part)
-    if is_missing:
+    # An empty body is missing as a whole, which the empty pointer names.
+    if is_missing and location:
         parts.append(location[-1])
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in parts)
 
