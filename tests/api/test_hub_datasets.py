@@ -92,7 +92,7 @@ def test_a_beir_repository_serves_an_eval_job(client: httpx.Client, settings):
         (ROWS, 422, "file goes with hub_id"),
         ({**BEIR, "file": "corpus.jsonl"}, 422, "file goes with hub_id"),
         ({"name": "x", "kind": "training", "file": "a"}, 422, "file goes with hub_id"),
-        ({**BEIR, "path": "/x"}, 422, "expected path or hub_id or neither, got both"),
+        ({**BEIR, "path": "/x"}, 422, "expected one of path, hub_id and url, or none, got several"),
         ({**BEIR, "hub_id": "alone"}, 422, "/hub_id"),
     ],
 )
