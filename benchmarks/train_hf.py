@@ -30,6 +30,7 @@ from tevatron.trainer.program.backends.hf.arguments import (
     training_arguments,
 )
 from tevatron.trainer.program.backends.hf.trainer import RerankTrainer
+from tevatron.trainer.program.best import Best
 from tevatron.trainer.program.context import Run
 from tevatron.trainer.program.data.groups import Group, GroupDataset
 from tevatron.trainer.program.data.sampling import Sampling
@@ -174,6 +175,8 @@ def make_run(case: Case, arguments: TrainArguments, run_dir: Path, events: Event
             seed=0, group_size=case.group_size, first_positive=True, first_negatives=True
         ),
         dataset_sha256="",
+        validation=None,
+        best=Best(),
         events=events,
         stopper=Stopper(run_dir, rank=events.rank),
     )

@@ -12,6 +12,7 @@ MODEL = {
     "name": "base",
     "path": "/models/base",
     "hub_id": None,
+    "url": None,
     "revision": None,
     "sha256": "0",
     "created_at": "2026-01-01T00:00:00Z",

@@ -8,7 +8,7 @@ const PLOTS = {
   loss: (step) => step.loss,
   learning_rate: (step) => step.learning_rate,
   pairs_per_s: (step) => step.pairs_per_s,
-  memory_bytes: (step) => step.memory_bytes / 2 ** 30,
+  memory_bytes: (step) => (step.memory_bytes ?? NaN) / 2 ** 30,
 };
 const steps = new Map(); // by step: an attempt that goes on from a saved state does some of them again
 let lastSeq = 0;
@@ -36,6 +36,7 @@ function draw() {
     const trace = {
       x: rows.map((row) => row.step),
       y: rows.map((row) => value(row) ?? null),
+      connectgaps: true,
       mode: rows.length > 1 ? "lines" : "markers",
       line: { color: colour("--link") },
       marker: { color: colour("--link") },
@@ -59,7 +60,8 @@ function take(message) {
   const event = JSON.parse(message.data);
   lastSeq = event.seq;
   if (event.type === "metrics" && typeof event.data.step === "number") {
-    steps.set(event.data.step, event.data);
+    // A step that is validated has a second event, with numbers of its own.
+    steps.set(event.data.step, { ...steps.get(event.data.step), ...event.data });
     drawTimer ??= setTimeout(draw, 200);
   }
   if (event.seq > Number(status.dataset.seq)) soon();
