@@ -50,9 +50,14 @@ class Walk:
         self.shots = shots
         self.hosts: set[str] = set()
         self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        self.page.on("request", self._note)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _note(self, request) -> None:
+        # data: is content of the page itself.
+        if not request.url.startswith("data:"):
+            self.hosts.add(urlsplit(request.url).netloc)
 
     def _hear(self, message) -> None:
         # plotly.js holds the style sheet of a library for maps, which the policy refuses and nothing here draws.
