@@ -12,7 +12,6 @@ MODEL = {
     "name": "base",
     "path": "/models/base",
     "hub_id": None,
-    "url": None,
     "revision": None,
     "sha256": "0",
     "created_at": "2026-01-01T00:00:00Z",
@@ -25,6 +24,7 @@ DATASET = {
     "state": "ready",
     "path": "datasets/ds_1/content",
     **HUB,
+    "url": None,
     "sha256": "0",
     "stats": {},
     "created_at": "2026-01-01T00:00:00Z",
@@ -37,6 +37,17 @@ def test_what_is_there_is_not_registered_again(server, client):  # noqa: F811
     register(client, models=models, datasets=[DatasetRequest(name="rows", kind="training", **HUB)])
     asked = [(method, path) for method, path, _, _ in server.requests]
     assert asked == [("GET", "/v1/models/base"), ("GET", "/v1/datasets/rows")]
+
+
+def test_one_that_was_fetched_from_the_same_url_is_there(server, client):  # noqa: F811
+    url = {"hub_id": None, "revision": None, "file": None, "url": "s3://team/rows.jsonl"}
+    server.answers = [(200, {}, {**DATASET, **url})]
+    same = DatasetRequest(name="rows", kind="training", url="s3://team/rows.jsonl")
+    register(client, models=[], datasets=[same])
+    server.answers = [(200, {}, {**DATASET, **url})]
+    other = DatasetRequest(name="rows", kind="training", url="s3://team/other.jsonl")
+    with pytest.raises(ConflictError, match="is another one: s3://team/rows.jsonl"):
+        register(client, models=[], datasets=[other])
 
 
 def test_what_is_not_there_is_registered(server, client):  # noqa: F811

@@ -261,15 +261,15 @@ def register(
             client.register_dataset(dataset)
         elif known.kind != dataset.kind or _source(known) != _source(dataset):
             raise ConflictError(
-                f"a dataset named '{dataset.name}' exists and is another one: {known.hub_id or known.path}"
+                f"a dataset named '{dataset.name}' exists and is another one: {known.hub_id or known.url or known.path}"
             )
 
 
 def _source(dataset: DatasetResource | DatasetRequest) -> tuple[str | None, ...]:
-    # One from the hub lies at a path of its own.
+    # One that was fetched lies at a path of its own.
     if dataset.hub_id is not None:
         return dataset.hub_id, dataset.revision, dataset.file
-    return (dataset.path,)
+    return (dataset.url or dataset.path,)
 
 
 def _submit(submission: JobSpec | JobGroup, *, follow: bool, json: bool) -> None:
