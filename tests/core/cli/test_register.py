@@ -46,7 +46,7 @@ def test_one_that_was_fetched_from_the_same_url_is_there(server, client):  # noq
     register(client, models=[], datasets=[same])
     server.answers = [(200, {}, {**DATASET, **url})]
     other = DatasetRequest(name="rows", kind="training", url="s3://team/other.jsonl")
-    with pytest.raises(ConflictError, match="is another one: s3://team/rows.jsonl"):
+    with pytest.raises(ConflictError, match=r"is another one: s3://team/rows\.jsonl"):
         register(client, models=[], datasets=[other])
 
 
