@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, TimeoutError, expect, sync_playwright
 from tests.support.processes import wait_for
 
 from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
@@ -38,6 +38,13 @@ def browser() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
+
+
+TOO_WIDE = """[...document.querySelectorAll('body *')]
+    .filter((element) => !element.parentElement.closest('.scroll')
+        && element.getBoundingClientRect().right > window.innerWidth)
+    .map((element) => element.outerHTML.slice(0, 100))"""
+"""What sticks out of the page, less what may be scrolled by itself."""
 
 
 class Walk:
@@ -69,14 +76,20 @@ class Walk:
         self.page.goto(self.url + path)
         return self.page
 
+    def _fits(self, name: str, width: int) -> None:
+        """Wait until the page has taken its new width, and say what sticks out where it does not fit."""
+        try:
+            self.page.wait_for_function(
+                "width => document.documentElement.scrollWidth <= width", arg=width, timeout=10_000
+            )
+        except TimeoutError:
+            raise AssertionError((name, width, self.page.evaluate(TOO_WIDE))) from None
+
     def look(self, name: str) -> None:
         """Check the page with axe and its width, and take its pictures."""
         for width in WIDTHS:
             self.page.set_viewport_size({"width": width, "height": 900})
-            assert self.page.evaluate("document.documentElement.scrollWidth") <= width, (
-                name,
-                width,
-            )
+            self._fits(name, width)
             for scheme in ("light", "dark"):
                 self.page.emulate_media(color_scheme=scheme)
                 self.page.wait_for_timeout(300)  # plots are drawn again in the other colours
