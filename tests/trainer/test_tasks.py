@@ -74,6 +74,7 @@ def test_the_program_gets_its_configuration(bench: Bench) -> None:
         "hf_arguments": {},
         "model_name_or_path": str(bench.settings.data / "models" / "tiny"),
         "dataset_path": str(bench.settings.data / "train.jsonl"),
+        "validation_path": None,
         "output_dir": str(bench.run(job_id)),
         "base_model": "tiny",
         "resume": True,
