@@ -92,6 +92,10 @@ class Case:
     lora: bool = False
     recompute: bool = False
     permute_fusion: bool = False
+    compile: bool = False
+    """Of the hf backend."""
+    profile: str = ""
+    """Start of the files, one a rank, for the kernels and calls of one more step; megatron only."""
     optimizer_step: bool = True
     tokens: int = 16384
     """Of a packed pass."""
@@ -166,6 +170,7 @@ class Case:
             else f"padded, {self.micro_batch} queries a pass"
         )
         parts += ["recompute"] * self.recompute + ["permutation fused"] * self.permute_fusion
+        parts += ["compiled"] * self.compile
         parts += ["without optimizer step"] * (not self.optimizer_step)
         return ", ".join(parts)
 

@@ -44,6 +44,19 @@ class Device:
         return torch.cuda.max_memory_allocated() if self.is_gpu else 0
 
 
+def profile(out: Path, step: Callable[[], object]) -> None:
+    """Write what the step spends on the device and on the host, longest first."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as seen:
+        step()
+    averages = seen.key_averages()
+    tables = [
+        averages.table(sort_by=key, row_limit=45, max_name_column_width=90)
+        for key in ("self_cuda_time_total", "self_cpu_time_total")
+    ]
+    out.write_text("\n".join(tables))
+
+
 def run_case(measure: Callable[[Case], Measured]) -> None:
     """Measure the case of the command line on this rank; rank 0 writes what it saw, any rank that memory ran out."""
     parser = argparse.ArgumentParser()

@@ -23,6 +23,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.nn.attention import ATTENTION, register
+from tevatron.core.nn.compiling import compile_layers
 from tevatron.core.nn.forward import YesNoHead
 from tevatron.trainer.program.backends.hf.arguments import (
     check_arguments,
@@ -144,6 +145,7 @@ def measure(case: Case) -> Measured:
         logging_steps=1000,
         save_steps=1000,
         fsdp=case.fsdp,
+        torch_compile=case.compile,
     )
     check_arguments(arguments, num_ranks=case.gpus)
     with tempfile.TemporaryDirectory() as folder:
@@ -186,6 +188,8 @@ def _trained(case: Case, run: Run, made: TrainingArguments) -> Measured:
     device = Device(made.device)
     model = make_model(case, made.device)
     kind = RerankModule if case.packed else FullLogits
+    if case.compile:
+        compile_layers(model)
     module = kind(model, HEAD, packing=case.packed, pad_to_multiple_of=16)
     total = sum(parameter.numel() for parameter in module.parameters())
     trainer = _Measured(module, run, _Queries(case), made)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 from megatron.bridge import AutoBridge
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from train_cases import NO, YES, Case, Measured, model_config
-from train_child import Device, run_case
+from train_child import Device, profile, run_case
 from transformers import AutoConfig
 
 from tevatron.core.contracts.train import TrainArguments
@@ -80,10 +81,9 @@ def measure(case: Case) -> Measured:
     device = Device(ranks.device)
     times = []
     for number, queries in enumerate(case.step_groups()):
-        own = queries[ranks.data_rank :: layout.data]
         groups = [
             Group(prompts=one, teacher=None, num_groups=len(queries), num_truncated=0)
-            for one in own
+            for one in queries[ranks.data_rank :: layout.data]
         ]
         if number == case.warmup:
             device.reset_peak()
@@ -95,6 +95,9 @@ def measure(case: Case) -> Measured:
         ranks.barrier()
         if number >= case.warmup:
             times.append(time.perf_counter() - start)
+    if case.profile:
+        path = Path(f"{case.profile}.{environment.rank}")
+        profile(path, partial(engine.step, groups, rate=1e-6))
     return Measured(step_seconds=times, peak_bytes=ranks.most(device.peak_bytes()), gpu=device.name)
 
 

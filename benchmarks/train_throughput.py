@@ -58,7 +58,10 @@ SETS: dict[str, list[Case]] = {
         *_both(dataclasses.replace(_8B, recompute=True, warmup=1, steps=3)),
         *_both(dataclasses.replace(_HF, fsdp="shard_grad_op", recompute=True)),
     ],
-    "single": _both(_4B, steps=3, warmup=1),
+    "single": [
+        *_both(_4B, steps=3, warmup=1),
+        dataclasses.replace(_4B, compile=True, warmup=4),
+    ],
     "experts": _both(_30B, micro_batch=1, steps=2, warmup=1),
     # For the plan.
     "memory": [
@@ -179,6 +182,8 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
             lora=args.lora,
             recompute=args.recompute,
             permute_fusion=args.permute_fusion,
+            compile=args.compile,
+            profile=args.profile,
             tokens=tokens,
             micro_batch=args.micro_batch,
             queries=args.queries,
@@ -210,6 +215,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--permute_fusion", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="the layers, of the hf backend")
+    parser.add_argument("--profile", default="", help="files for the longest kernels of one more step")
     parser.add_argument("--methods", default="ours,reference")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--micro_batch", type=int, default=4, help="queries a padded pass")

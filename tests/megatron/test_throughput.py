@@ -8,6 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import packed_scores
 import train_hf
 import train_megatron
 from tests.megatron.ranks import on_ranks
@@ -60,3 +61,15 @@ def test_the_hf_backend_is_timed(case: Case):
     assert [len(one.step_seconds) for one in found] == [1] * case.gpus
     if case.gpus > 1:
         assert found[0].note == "each GPU holds 100% of the parameters"
+
+
+def test_packed_scores_are_compared_with_padded_ones():
+    ((fp32, padded, packed),) = on_ranks(1, packed_scores.measure, TINY)
+    assert fp32 == pytest.approx(padded, abs=0.1)
+    assert fp32 != padded
+    assert packed == pytest.approx(padded, abs=0.1)
+
+
+def test_a_step_is_profiled(tmp_path: Path):
+    on_ranks(1, train_megatron.measure, replace(TINY, profile=str(tmp_path / "seen")))
+    assert "aten::" in (tmp_path / "seen.0").read_text()

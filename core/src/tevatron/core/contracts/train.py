@@ -122,6 +122,8 @@ class TrainArguments(BaseModel):
     # No free text: transformers would fetch `owner/name` from the hub and run it.
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     """Attention of transformers when packing is off; `sdpa` when unset."""
+    torch_compile: bool = False
+    """Compile the layers first: minutes at the start, faster steps (hf backend, on one GPU or DDP)."""
     fsdp: Literal["", "full_shard", "shard_grad_op"] = ""
     """Shard with FSDP over the ranks of a GPU run."""
 

@@ -11,13 +11,13 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tevatron.core.contracts.checkpoint import Dtype
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError
-from tevatron.core.nn.attention import packed_attention
 from tevatron.core.nn.checks import check_forward
+from tevatron.core.nn.compiling import compile_layers
 from tevatron.core.nn.loading import DTYPES, load_model, score_head
 from tevatron.core.nn.probing import PromptScorer
 from tevatron.scorer.engines.base import EngineInfo, EngineOptions
@@ -25,7 +25,6 @@ from tevatron.scorer.engines.base import EngineInfo, EngineOptions
 _PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
 """Tokens of one pass where `--max_batch_tokens` does not say: more do not make it faster, and others would wait."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_UNCOMPILED = "tevatron_packed_uncompiled"
 
 
 class HfEngine:
@@ -44,7 +43,7 @@ class HfEngine:
         else:
             model = _with_adapter(options, options.adapter, dtype=dtype, device=device)
         if options.flags.compile:
-            _compile(model)
+            compile_layers(model)
         self._scorer = PromptScorer(model, head, max_tokens=budget)
         self._info = EngineInfo(
             dtype=dtype,
@@ -68,23 +67,6 @@ class HfEngine:
 
 def _best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _compile(model: PreTrainedModel) -> None:
-    """Compile each layer around its attention: all layers share the code, for any number of prompts and tokens."""
-    layers = [
-        one for one in model.base_model.modules() if type(one).__name__.endswith("DecoderLayer")
-    ]
-    if not layers:
-        raise ConfigError(
-            f"--compile: model_type '{model.config.model_type}' has no decoder layers that can be compiled"
-        )
-    # The lengths of a pass are plain numbers, and compiled code would be made anew for each pass.
-    uncompiled = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
-    AttentionInterface.register(_UNCOMPILED, uncompiled)
-    model.set_attn_implementation(_UNCOMPILED)
-    for layer in layers:
-        layer.compile(dynamic=True)
 
 
 def _with_adapter(

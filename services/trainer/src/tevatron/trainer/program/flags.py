@@ -39,7 +39,7 @@ RUN_FLAGS = (
 Backend = typing.Literal["hf", "megatron"]
 _NOT_HONOURED: dict[Backend, frozenset[str]] = {
     "hf": frozenset({"megatron"}),
-    "megatron": frozenset({"megatron", "fsdp", "attn_implementation"}),
+    "megatron": frozenset({"megatron", "fsdp", "attn_implementation", "torch_compile"}),
 }
 """Fields of TrainArguments that are no flags of a backend's drivers."""
 _RUN_ALIASES = {"save_dir": "output_dir", "distill_dataset_path": "dataset_path"}

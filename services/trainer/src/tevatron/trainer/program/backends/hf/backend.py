@@ -7,6 +7,7 @@ import logging
 import torch
 from transformers import TrainingArguments
 
+from tevatron.core.nn.compiling import compile_layers
 from tevatron.trainer.program.backends.hf import snapshot
 from tevatron.trainer.program.backends.hf.trainer import RerankTrainer
 from tevatron.trainer.program.context import Run
@@ -55,6 +56,8 @@ class HfBackend:
             logger.info("training was complete at step %d", state.step)
             load_state(module, state)
             return state.step
+        if options.torch_compile:
+            compile_layers(trained.model)
         trainer = RerankTrainer(module, self._run, dataset, self._arguments)
         with self._run.stopper.training():
             trainer.train(resume_from_checkpoint=None if state is None else str(state.folder))

@@ -102,8 +102,9 @@ def check_arguments(config: TrainRun) -> None:
             f"--fsdp {arguments.fsdp} is a flag of the hf backend; here the optimizer is sharded, and "
             "--tensor_model_parallel_size or --pipeline_model_parallel_size cut the weights"
         )
-    if arguments.attn_implementation:
-        raise ConfigError("--attn_implementation is a flag of the hf backend")
+    for name in ("attn_implementation", "torch_compile"):
+        if getattr(arguments, name):
+            raise ConfigError(f"--{name} is a flag of the hf backend")
     context = arguments.megatron.context_parallel_size
     if context > 1 and not arguments.packing:
         raise ConfigError(
