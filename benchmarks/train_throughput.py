@@ -216,7 +216,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--permute_fusion", action="store_true")
     parser.add_argument("--compile", action="store_true", help="the layers, of the hf backend")
-    parser.add_argument("--profile", default="", help="files for the longest kernels of one more step")
+    parser.add_argument(
+        "--profile", default="", help="files for the longest kernels of one more step"
+    )
     parser.add_argument("--methods", default="ours,reference")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--micro_batch", type=int, default=4, help="queries a padded pass")

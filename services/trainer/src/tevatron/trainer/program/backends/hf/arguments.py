@@ -62,7 +62,9 @@ def check_arguments(arguments: TrainArguments, *, num_ranks: int) -> None:
     if arguments.fsdp and num_ranks == 1:
         raise ConfigError(f"--fsdp {arguments.fsdp} needs at least 2 ranks, got 1")
     if arguments.torch_compile and arguments.fsdp:
-        raise ConfigError("--torch_compile is not honoured with --fsdp, whose hooks stand in the layers")
+        raise ConfigError(
+            "--torch_compile is not honoured with --fsdp, whose hooks stand in the layers"
+        )
     if arguments.dtype == "float16" and not on_gpu:
         raise ConfigError("--dtype float16 needs a GPU; on a CPU use bfloat16 or float32")
     if arguments.min_lr and arguments.lr_scheduler_type != "cosine":

@@ -1,9 +1,10 @@
-"""Experts grouped into one layer where Transformer Engine is not installed: its grouped linears on torch's own product.
+"""Experts grouped into one layer on torch's own products: where Transformer Engine is absent, and where they are frozen.
 
 A layer's experts on a rank are `experts.linear_fc1.weight0, weight1, ...` as with Transformer Engine, so that weights,
-adapters and states have the same names and kinds on every machine. With Transformer Engine none of this is used.
+adapters and states have the same names and kinds on every machine. Frozen experts are one product: Transformer
+Engine's layer goes through its experts in Python, which took half of a LoRA step on 128 of them.
 
-Shapes: T tokens sorted by expert, I input size, O output size.
+Shapes: T tokens sorted by expert, E experts of this rank, I input size, O output size.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from megatron.bridge.models.conversion.param_mapping import AutoMapping
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
@@ -32,6 +34,22 @@ def grouped_experts(moe_layer: Any) -> Any:
     )
     submodules = replace(moe_layer.keywords["submodules"], experts=experts)
     return partial(moe_layer.func, submodules=submodules)
+
+
+def with_frozen_experts(layer_spec: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the provider's spec of its layers with the experts of each grouped here, all else as it was."""
+
+    def spec(provider: Any) -> Any:
+        made = layer_spec(provider)
+        # Some architectures list their layers, or have a mixture in some layers only.
+        layers = getattr(made, "layer_specs", None) or [made]
+        for layer in layers:
+            mlp = layer.submodules.mlp
+            if isinstance(mlp, partial) and mlp.func is MoELayer:
+                layer.submodules.mlp = grouped_experts(mlp)
+        return made
+
+    return spec
 
 
 class _TorchGrouped(nn.Module):
@@ -66,6 +84,7 @@ class _TorchGrouped(nn.Module):
         self.num_gemms = num_gemms
         self.input_size, self.output_size = input_size, output_size
         self._groups = pg_collection
+        self._stack: Tensor | None = None
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
         for index in range(num_gemms):
             weight = nn.Parameter(
@@ -88,9 +107,27 @@ class _TorchGrouped(nn.Module):
 
     def forward(self, tokens_TI: Tensor, tokens_per_expert: list[int]) -> tuple[Tensor, None]:
         """Multiply each expert's tokens with its matrix; returns [T, O] and no bias."""
+        is_frozen = not self.weight0.requires_grad
+        if is_frozen and tokens_TI.dtype is torch.bfloat16 and len(tokens_TI):
+            ends_E = torch.tensor(tokens_per_expert, dtype=torch.int32).cumsum(0, torch.int32)
+            ends_E = ends_E.to(tokens_TI.device, non_blocking=True)
+            return _FrozenProduct.apply(tokens_TI, self._stacked(), ends_E), None
         parts = torch.split(tokens_TI, tokens_per_expert)
         # An expert without tokens takes part too: its gradient is zero, not missing.
         return torch.cat([F.linear(*pair) for pair in zip(parts, self.weights, strict=True)]), None
+
+    def _stacked(self) -> Tensor:
+        """Return the matrices as one, [E, O, I], of which each is a view; puts them together where they are not."""
+        weights, stacked = self.weights, self._stack
+        size = weights[0].nbytes
+        if stacked is None or any(
+            weight.data_ptr() != stacked.data_ptr() + index * size
+            for index, weight in enumerate(weights)
+        ):
+            stacked = self._stack = torch.stack([weight.data for weight in weights])
+            for weight, part in zip(weights, stacked, strict=True):
+                weight.data = part
+        return stacked
 
     def sharded_state_dict(
         self,
@@ -120,6 +157,20 @@ class _TorchGrouped(nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_gemms} x [{self.output_size}, {self.input_size}])"
+
+
+class _FrozenProduct(torch.autograd.Function):
+    """Each expert's tokens with its matrix, in one kernel; only the tokens get a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens_TI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+        ctx.save_for_backward(weight_EOI, ends_E)
+        return F.grouped_mm(tokens_TI, weight_EOI.transpose(1, 2), offs=ends_E)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        weight_EOI, ends_E = ctx.saved_tensors
+        return F.grouped_mm(grads[0].contiguous(), weight_EOI, offs=ends_E), None, None
 
 
 class TorchGroupedColumn(_TorchGrouped, ColumnParallelLinear):  # type: ignore[misc]

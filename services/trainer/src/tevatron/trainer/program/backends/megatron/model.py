@@ -21,6 +21,8 @@ from megatron.core.transformer.module import Float16Module
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError
 from tevatron.core.nn.loading import DTYPES
+from tevatron.trainer.program.backends.megatron.dispatch import use_one_gather
+from tevatron.trainer.program.backends.megatron.grouped import with_frozen_experts
 from tevatron.trainer.program.backends.megatron.lora import adapt
 from tevatron.trainer.program.backends.megatron.parallel import Ranks, has_transformer_engine
 from tevatron.trainer.program.backends.megatron.spec import torch_block_spec
@@ -130,7 +132,12 @@ def configure(provider: Any, arguments: TrainArguments, ranks: Ranks) -> None:
             provider.recompute_method = own.recompute_method
             provider.recompute_num_layers = own.recompute_num_layers
     provider.moe_permute_fusion = own.moe_permute_fusion
-    _choose_kernels(provider, has_fused=has_transformer_engine() and ranks.device.type == "cuda")
+    has_fused = has_transformer_engine() and ranks.device.type == "cuda"
+    _choose_kernels(provider, has_fused=has_fused)
+    if is_moe:
+        use_one_gather()
+        if has_fused and own.moe_grouped_gemm and arguments.use_lora:
+            provider.transformer_layer_spec = with_frozen_experts(provider.transformer_layer_spec)
 
 
 def _choose_kernels(provider: Any, *, has_fused: bool) -> None:
