@@ -3,8 +3,8 @@
 The worker writes `config.json` into the run folder and starts the program on it; the program appends one JSON object
 a line to `events.jsonl` beside it and leaves the published form in `export/`. Nothing else passes between them.
 
-Run folder: config.json, events.jsonl, states/step-<N>/ (resumable, complete when it has that name), export/, and
-exports/step-<N>/ where a run publishes on the way.
+Run folder: config.json, events.jsonl, tensorboard/ (the same metrics), states/step-<N>/ (resumable, complete when it has
+that name), export/, and exports/step-<N>/ where a run publishes on the way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ STATES_NAME = "states"
 EXPORT_NAME = "export"
 EXPORTS_NAME = "exports"
 """Checkpoints published on the way, `step-<N>` each."""
+TENSORBOARD_NAME = "tensorboard"
+"""Event files of TensorBoard, one an attempt."""
 CANCEL_NAME = "cancel"
 """A file of this name in the run folder turns SIGTERM from 'save and exit' into 'exit at once'."""
 SAVE_NAME = "save"

@@ -9,7 +9,9 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -19,6 +21,13 @@ from tevatron.core.contracts.run import EVENTS_NAME, RunEvent, RunEventType
 logger = logging.getLogger(__name__)
 
 
+class MetricsReader(Protocol):
+    """Takes each metrics event as it is written."""
+
+    def take(self, data: Mapping[str, JsonValue]) -> None:
+        """Take the event's data."""
+
+
 class EventWriter:
     """Appends events of one rank; only rank 0 reports, except for failures, which every rank may."""
 
@@ -26,6 +35,8 @@ class EventWriter:
         self._path = run_dir / EVENTS_NAME
         self.rank = rank
         self.current_phase = Phase.PREPARING
+        self.readers: list[MetricsReader] = []
+        """Who is handed the metrics that this rank writes."""
 
     def phase(self, phase: Phase) -> None:
         """Say what the run does now."""
@@ -42,6 +53,8 @@ class EventWriter:
             key: value if math.isfinite(value) else None for key, value in values.items()
         }
         self._write(RunEventType.METRICS, data)
+        for reader in self.readers:
+            reader.take(data)
 
     def log(self, level: str, message: str) -> None:
         """Pass a line on to whoever watches the run."""

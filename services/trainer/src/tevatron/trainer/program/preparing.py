@@ -27,6 +27,7 @@ from tevatron.trainer.program.losses import get_loss
 from tevatron.trainer.program.models import BaseModel
 from tevatron.trainer.program.states import State, newest_state
 from tevatron.trainer.program.stopping import Stopper
+from tevatron.trainer.program.tensorboard import TensorBoard
 from tevatron.trainer.program.validation import VALIDATION_NAME, Validation
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ def prepare(
     if state is not None:
         run = run.go_on_from(state)
         logger.info("going on from the state of step %d", state.step)
+    if events.rank == 0:
+        events.readers = [TensorBoard(config.output_dir, step=0 if state is None else state.step)]
     dataset = GroupDataset(
         rows,
         renderer=base.renderer,
