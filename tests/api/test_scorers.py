@@ -7,6 +7,7 @@ from tests.support.resources import make_resources
 from tevatron.api.scorers.allowed import check_allowed
 from tevatron.core.errors import ForbiddenError, InputError, TevatronError
 from tevatron.core.store.models import Checkpoint
+from tevatron.core.store.scorers import claim_next_scorer
 
 ALLOWED = "http://scorer.example:8100/v1"
 
@@ -41,6 +42,21 @@ def test_a_scorer_may_be_asked_for_with_vllm(client: httpx.Client, sessions):
         make_resources(session, key_id=None)
     answer = client.post("/v1/scorers", json={"checkpoint": "tune", "engine": "vllm"})
     assert (answer.status_code, answer.json()["engine"]) == (202, "vllm")
+
+
+def test_copies_of_one_checkpoint_are_listed_each_with_its_host(client: httpx.Client, sessions):
+    with sessions.begin() as session:
+        make_resources(session, key_id=None)
+    ids = [client.post("/v1/scorers", json={"checkpoint": "tune"}).json()["id"] for _ in range(3)]
+    for host in ("scorer@left:7", "scorer@right:8"):
+        with sessions.begin() as session:
+            claim_next_scorer(session, host=host, lease_s=60.0)
+    listed = {row["id"]: row for row in client.get("/v1/scorers").json()["data"]}
+    assert [(listed[one]["state"], listed[one]["holder"]) for one in ids] == [
+        ("starting", "scorer@left:7"),
+        ("starting", "scorer@right:8"),
+        ("wanted", None),
+    ]
 
 
 @pytest.mark.parametrize(

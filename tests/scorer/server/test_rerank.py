@@ -1,8 +1,13 @@
 """The rerank paths, checked by what their official clients send and read, and by arithmetic of our own."""
 
 import asyncio
+import json
 import math
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import cohere
 import httpx
@@ -114,41 +119,66 @@ def test_the_request_of_langchains_jina_client(url):
     assert answer["model"] == "fake"
 
 
-def test_the_request_of_litellms_vllm_client(url):
-    # litellm 1.110.2, llms/hosted_vllm/rerank: /rerank, None left out, a header of its own.
-    body = {"model": "m", "query": QUERY, "documents": DOCUMENTS, "top_n": 4}
-    headers = {"Authorization": "Bearer fake-api-key", "accept": "application/json"}
-    answer = httpx.post(
-        f"{url}/rerank",
-        json={**body, "return_documents": True, "max_tokens_per_doc": 5},
-        headers=headers,
-        trust_env=False,
-    ).json()
-    assert all({"index", "relevance_score", "document"} <= set(one) for one in answer["results"])
-    cut = {one["index"]: one["truncated_tokens"] for one in answer["results"]}
-    # A byte is a token here: five of 18, 24, 0 and 24 are kept.
-    assert cut == {0: 13, 1: 19, 2: 0, 3: 19}
-    _, order = _expected([text[:5] for text in DOCUMENTS])
-    assert [one["index"] for one in answer["results"]] == order
+LITELLM = {
+    "hosted_vllm/m": {"top_n": 3},
+    "cohere/m": {"top_n": 3},
+    "jina_ai/m": {"top_n": 3},
+    "huggingface/m": {"top_n": 3},
+    "hosted_vllm/cut": {"max_tokens_per_doc": 5},
+}
+"""What litellm is asked for, by its provider: vLLM's, Cohere's, Jina's and TEI's form."""
 
 
-def test_the_request_of_litellms_tei_client(url):
-    # litellm 1.110.2, llms/huggingface/rerank.
-    body = {"raw_scores": False, "truncation_direction": "Right", "query": QUERY}
-    answer = httpx.post(
-        f"{url}/rerank",
-        json={**body, "texts": DOCUMENTS, "top_n": 2, "return_text": True},
-        trust_env=False,
-    ).json()
+@pytest.fixture(scope="module")
+def by_litellm(url):
+    """What litellm makes of our answers, by model."""
+    common = {"api_base": url, "api_key": "any", "query": QUERY, "documents": DOCUMENTS}
+    asked = [{"model": model, **common, **own} for model, own in LITELLM.items()]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.support.litellm_client"],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[3],
+        # Without it litellm fetches a table of prices when it is imported.
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"},
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return dict(zip(LITELLM, json.loads(ended.stdout), strict=True))
+
+
+@pytest.mark.parametrize("model", ["hosted_vllm/m", "cohere/m", "jina_ai/m", "huggingface/m"])
+def test_litellm(by_litellm, model):
+    results = by_litellm[model]
     scores, order = _expected()
-    assert answer == [
-        {
-            "index": place,
-            "score": pytest.approx(_sigmoid(scores[place])),
-            "text": DOCUMENTS[place],
-        }
-        for place in order[:2]
+    assert [one["index"] for one in results] == order[:3]
+    assert [one["relevance_score"] for one in results] == pytest.approx(
+        [_sigmoid(scores[place]) for place in order[:3]]
+    )
+
+
+@pytest.mark.parametrize("model", ["hosted_vllm/m", "jina_ai/m", "huggingface/m"])
+def test_litellm_has_the_documents_back(by_litellm, model):
+    texts = [one["document"]["text"] for one in by_litellm[model]]
+    assert texts == [DOCUMENTS[at] for at in _expected()[1][:3]]
+
+
+def test_litellm_has_documents_cut(by_litellm):
+    # A byte is a token here.
+    scores, order = _expected([text[:5] for text in DOCUMENTS])
+    assert [(one["index"], one["relevance_score"]) for one in by_litellm["hosted_vllm/cut"]] == [
+        (place, pytest.approx(_sigmoid(scores[place]))) for place in order
     ]
+
+
+def test_max_tokens_per_doc_says_what_it_cut(url):
+    body = {"query": QUERY, "documents": DOCUMENTS, "max_tokens_per_doc": 5}
+    answer = httpx.post(f"{url}/rerank", json=body, trust_env=False).json()
+    cut = {one["index"]: one["truncated_tokens"] for one in answer["results"]}
+    # Five of 18, 24, 0 and 24 bytes are kept.
+    assert cut == {0: 13, 1: 19, 2: 0, 3: 19}
 
 
 def test_teis_raw_scores(url):

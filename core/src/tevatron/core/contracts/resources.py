@@ -269,6 +269,8 @@ class ScorerResource(Resource):
     engine: str | None
     dtype: str | None
     url: str | None
+    holder: str | None
+    """The scorer host that serves it, or was the last to, as scorer@name:process."""
     external: bool
     """Registered by an administrator; every key sees it."""
     job_id: str | None

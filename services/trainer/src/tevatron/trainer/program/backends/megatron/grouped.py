@@ -109,7 +109,7 @@ class _TorchGrouped(nn.Module):
         """Multiply each expert's tokens with its matrix; returns [T, O] and no bias."""
         is_frozen = not self.weight0.requires_grad
         if is_frozen and tokens_TI.dtype is torch.bfloat16 and len(tokens_TI):
-            ends_E = torch.tensor(tokens_per_expert, dtype=torch.int32).cumsum(0, torch.int32)
+            ends_E = torch.tensor(tokens_per_expert, dtype=torch.int32).cumsum(0, dtype=torch.int32)
             ends_E = ends_E.to(tokens_TI.device, non_blocking=True)
             return _FrozenProduct.apply(tokens_TI, self._stacked(), ends_E), None
         parts = torch.split(tokens_TI, tokens_per_expert)
