@@ -1,8 +1,12 @@
 """One gather in place of Megatron's many pieces, and one product for all frozen experts: the same numbers."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from megatron.core.transformer.moe.moe_utils import sort_chunks_by_idxs
+from tests.megatron.ranks import on_ranks
+from tests.megatron.runs import arguments, model_folder, scores_and_steps
 
 from tevatron.trainer.program.backends.megatron.dispatch import sort_chunks
 from tevatron.trainer.program.backends.megatron.grouped import _FrozenProduct
@@ -36,3 +40,17 @@ def test_frozen_experts_are_one_product():
     (wanted,) = torch.autograd.grad((expected * factor).sum(), tokens)
     (gotten,) = torch.autograd.grad((found * factor).sum(), tokens)
     torch.testing.assert_close(gotten, wanted)
+
+
+def test_frozen_experts_in_bf16_are_stacked_and_give_what_one_by_one_gives(tmp_path: Path):
+    folder = model_folder(tmp_path / "qwen3_moe", "qwen3_moe")
+    options = arguments(
+        (1, 1, 1, 1), use_lora=True, lora_target_groups=["moe_experts"], dtype="bfloat16"
+    )
+    found = on_ranks(1, scores_and_steps, folder, options, 2)
+    exact = on_ranks(
+        1, scores_and_steps, folder, options.model_copy(update={"dtype": "float32"}), 2
+    )
+    assert found[0][0] == pytest.approx(exact[0][0], abs=0.1)
+    for one, other in zip(found[0][1], exact[0][1], strict=True):
+        assert one == pytest.approx(other, rel=0.05)
