@@ -84,6 +84,9 @@ def make_model(name: str, folder: Path) -> Path:
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(model_config(name), dtype=dtype)
     model.save_pretrained(folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()  # an engine in another process takes all that is free
     make_tokenizer().save_pretrained(folder)
     return folder
 

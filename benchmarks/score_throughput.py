@@ -48,16 +48,17 @@ def main() -> None:
     rows = []
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory(dir=args.work_dir, prefix="score-") as folder:
-            rows += measure_model(args, name, make_model(name, Path(folder)))
+            for one in measure_model(args, name, make_model(name, Path(folder))):
+                rows.append(one)
+                print(json.dumps(one), flush=True)
+                if not args.dry:
+                    _add(rows)
     print(table(rows))
-    if not args.dry:
-        _add(rows)
 
 
-def measure_model(args: argparse.Namespace, name: str, folder: Path) -> list[dict[str, object]]:
-    """Measure every method on one model."""
+def measure_model(args: argparse.Namespace, name: str, folder: Path) -> Iterator[dict[str, object]]:
+    """Measure every method on one model; yields each row as it is measured."""
     active = ModelShape.of(model_config(name).to_dict()).num_active_params
-    rows = []
     reference: dict[str, object] | None = None
     for method in [*(["reference"] if args.reference else []), *args.engines.split(",")]:
         python = args.vllm_python if method == "vllm" else sys.executable
@@ -66,13 +67,10 @@ def measure_model(args: argparse.Namespace, name: str, folder: Path) -> list[dic
         )
         if method == "reference":
             reference = found
-        rows.append(_row(name, method, "offline", found, active, reference))
-        print(json.dumps(rows[-1]), flush=True)
+        yield _row(name, method, "offline", found, active, reference)
         if method != "reference":
             served = {**found, **over_http(args, method, folder, python)}
-            rows.append(_row(name, method, "HTTP", served, active, reference))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            yield _row(name, method, "HTTP", served, active, reference)
 
 
 def _row(
