@@ -49,7 +49,7 @@ def test_a_train_job_publishes_one_checkpoint(bench: Bench, contract: Checkpoint
     job = bench.job(job_id)
     checkpoint_id = f"ckpt_{job_id.removeprefix('job_')}"
     assert (job.state, job.message) == (JobState.SUCCEEDED, None)
-    assert job.result == {"checkpoint_id": checkpoint_id, "saved_steps": [2, 4]}
+    assert job.result == {"checkpoint_id": checkpoint_id, "step": 4, "saved_steps": [2, 4]}
     [row] = bench.checkpoints()
     assert (row.id, row.name, row.job_id) == (checkpoint_id, "first", job_id)
     assert row.path == f"checkpoints/{checkpoint_id}"
