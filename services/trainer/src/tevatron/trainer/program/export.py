@@ -37,7 +37,10 @@ def export(config: ExportRun, events: EventWriter) -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     Stopper(config.output_dir, rank=0).install(lambda: events.stopped(None))
     events.phase(Phase.PREPARING)
-    run = read_config(config.run_dir / CONFIG_NAME)
+    # The folder may have been moved since it was trained in.
+    run = read_config(config.run_dir / CONFIG_NAME).model_copy(
+        update={"output_dir": config.run_dir}
+    )
     state = _chosen(config, run, events)
     dtype = config.dtype or run.arguments.export_dtype or run.arguments.dtype
     if dtype not in DTYPES or config.form not in ("merged", "adapter"):
@@ -58,14 +61,13 @@ def export(config: ExportRun, events: EventWriter) -> None:
     events.phase(Phase.EXPORTING)
     Export(
         output_dir=config.output_dir,
+        run=run,
         base=base,
-        base_name=run.base_model,
-        arguments=run.arguments,
         dataset_sha256=RowFile(config.run_dir).summary.dataset_sha256,
         dtype=cast("Dtype", dtype),
         device=device,
         adapter_only=config.form == "adapter",
-    ).publish(trained)
+    ).publish(trained, step=state.step)
     events.exported(state.step)
 
 
