@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -15,8 +16,8 @@ from tests.support.store import submit, train_job
 from tevatron.api.dashboard import ROUTERS
 from tevatron.api.dashboard.evaluations import sign_test
 from tevatron.api.security import COOKIE
-from tevatron.core.contracts.jobs import EventType, JobKind, JobState
-from tevatron.core.store.claims import append_events, claim_next_job
+from tevatron.core.contracts.jobs import EventType, JobKind, JobState, Phase
+from tevatron.core.store.claims import Claim, append_events, claim_next_job
 from tevatron.core.store.evaluations import EvaluationRepository, Value
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.keys import KeyRepository
@@ -45,6 +46,8 @@ REFS = {
     "/ui/jobs/{ref}": "job",
     "/ui/jobs/{ref}/cancel": "job",
     "/ui/jobs/{ref}/resume": "job",
+    "/ui/jobs/{ref}/save": "job",
+    "/ui/jobs/{ref}/stop": "job",
     "/ui/jobs/{ref}/clone": "job",
     "/ui/jobs/{ref}/events": "job",
     "/ui/jobs/{ref}/log": "job",
@@ -244,7 +247,7 @@ def test_a_form_without_its_token_is_refused(visit_as, sessions):
     alice = visit_as("alice")
     owned = owned_by(sessions, "alice")
     posts = [path for method, path in routes() if method == "POST"]
-    assert len(posts) == 6
+    assert len(posts) == 8
     for path in [*posts, "/ui/login"]:
         target = path.replace("{ref}", owned.get(REFS.get(path, ""), ""))
         for fields in ({}, {"csrf": ""}, {"csrf": "0" * 64}, {"csrf": "\N{SNOWMAN}"}):
@@ -493,6 +496,83 @@ def test_buttons_cancel_and_resume(visitor, ids, sessions):
         409,
         True,
     )
+
+
+def begin_training(sessions, phase: Phase = Phase.TRAINING, **fields) -> tuple[str, Claim]:
+    """Submit a train job and bring it into a phase."""
+    [job_id] = submit(sessions, fit=train_job(**fields))
+    with sessions.begin() as session:
+        claim = claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
+    with sessions.begin() as session:
+        append_events(session, claim, [NewEvent(EventType.PHASE, {"phase": phase.value})])
+    return job_id, claim
+
+
+def test_buttons_save_and_stop_a_training(visitor, sessions):
+    job_id, _ = begin_training(sessions)
+    path = f"/ui/jobs/{job_id}"
+    assert {f'action="{path}/{name}"' in visitor.get(path).text for name in ("save", "stop")} == {
+        True
+    }
+    assert visitor.post(f"{path}/save").headers["location"] == path
+    with sessions() as session:
+        job = session.get_one(Job, job_id)
+        assert (job.save_requested_at is None, job.stop_requested_at) == (False, None)
+    assert visitor.post(f"{path}/stop").headers["location"] == path
+    with sessions() as session:
+        assert session.get_one(Job, job_id).stop_requested_at is not None
+    page = visitor.get(path).text
+    assert f'action="{path}/stop"' not in page
+    assert "Asked to stop: the step that it is at is the last one" in page
+
+
+def test_what_does_not_train_has_no_button_to_save_or_stop(visitor, sessions, ids):
+    job_id, _ = begin_training(sessions, Phase.EXPORTING)
+    for job in (job_id, ids["job"]):
+        page = visitor.get(f"/ui/jobs/{job}").text
+        assert "/save" not in page
+        assert "/stop" not in page
+    answer = visitor.post(f"/ui/jobs/{job_id}/save")
+    assert (answer.status_code, "only a job that is training" in answer.text) == (409, True)
+
+
+def test_the_held_out_rows_numbers_stand_in_a_table_with_the_best_marked(visitor, sessions):
+    arguments = {"eval_steps": 2, "load_best_model_at_end": True}
+    job_id, claim = begin_training(sessions, validation="train", arguments=arguments)
+    assert "Not scored yet" in visitor.get(f"/ui/jobs/{job_id}").text
+    # The best is older than the newest twenty; an equal one later is not it; step 60 is done again.
+    losses = {2: 0.75, 4: 0.25, 6: 0.25, **dict.fromkeys(range(8, 61, 2), 0.5)}
+    numbers = [*losses.items(), (60, 0.625)]
+    with sessions.begin() as session:
+        events = [
+            NewEvent(EventType.METRICS, {"step": step, "eval_loss": loss, "eval_ndcg@10": 0.875})
+            for step, loss in numbers
+        ]
+        append_events(session, claim, events)
+    text = visitor.get(f"/ui/jobs/{job_id}").text
+    part = text[text.index('id="validation"') : text.index('id="history"')]
+    rows = re.findall(r'<tr( class="best")?><th scope="row">(\d+)</th><td>([^<]+)</td>', part)
+    assert rows[0] == ("", "60", "0.625")
+    assert [int(step) for _, step, _ in rows] == [*range(60, 21, -2), 4]
+    assert [row for row in rows if row[0]] == [(' class="best"', "4", "0.25")]
+    assert 'data-best-of="eval_loss"' in text
+    # Their steps are no steps of the training.
+    assert "No step yet" in text
+
+
+def test_the_best_by_ndcg_is_the_highest(visitor, sessions):
+    arguments = {
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "ndcg@10",
+    }
+    job_id, claim = begin_training(sessions, validation="train", arguments=arguments)
+    with sessions.begin() as session:
+        for step, ndcg in ((2, 0.5), (4, 0.75), (6, 0.25)):
+            data = {"step": step, "eval_loss": 1.0 / step, "eval_ndcg@10": ndcg}
+            append_events(session, claim, [NewEvent(EventType.METRICS, data)])
+    text = visitor.get(f"/ui/jobs/{job_id}").text
+    assert '<tr class="best"><th scope="row">4</th><td>0.25</td><td>0.75</td><td>best</td>' in text
 
 
 def test_a_scorer_is_let_go_and_tells_no_load_where_it_does_not_answer(visitor, ids):

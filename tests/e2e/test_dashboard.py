@@ -118,21 +118,28 @@ def walk(browser, stack, tmp_path, tiny_model, sample) -> Iterator[Walk]:
         context.close()
 
 
-def points(page: Page) -> int:
-    """Return how many steps the plot of the loss shows."""
-    return page.evaluate("document.getElementById('plot-loss')?.data?.[0].x.length ?? 0")
+def points(page: Page, plot: str = "loss", trace: int = 0) -> int:
+    """Return how many steps a plot shows; its second trace is the mark of the best."""
+    return page.evaluate(
+        "([plot, trace]) => document.getElementById(`plot-${plot}`)?.data?.[trace]?.x.length ?? 0",
+        [plot, trace],
+    )
 
 
-def wait_for_more_points(page: Page, than: int) -> None:
+def wait_for_more_points(page: Page, than: int, plot: str = "loss") -> None:
     # Not wait_for_function: the page's policy allows no eval.
-    wait_for(lambda: points(page) > than, timeout_s=WAIT_MS / 1000, what="another step in the plot")
+    wait_for(
+        lambda: points(page, plot) > than, timeout_s=WAIT_MS / 1000, what=f"another step of {plot}"
+    )
 
 
 def test_from_the_form_to_the_passages(walk: Walk):
     submit(walk)
     clone_into_a_long_training(walk)
     watch_the_loss(walk)
+    save_now(walk)
     cancel_and_resume(walk)
+    stop_after_this_step(walk)
     look_at_the_checkpoint(walk)
     compare_down_to_the_passages(walk)
     assert walk.hosts == {urlsplit(walk.url).netloc}
@@ -166,7 +173,8 @@ def clone_into_a_long_training(walk: Walk) -> None:
     page.get_by_role("link", name="Clone").click()
     box = page.locator("[name=spec]")
     spec = json.loads(box.input_value())
-    spec["name"], spec["arguments"]["max_steps"] = "long", 100_000
+    spec["name"], spec["validation"] = "long", "rows"
+    spec["arguments"] |= {"max_steps": 100_000, "eval_steps": 5, "load_best_model_at_end": True}
     box.fill(json.dumps(spec))
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("long")
@@ -178,7 +186,18 @@ def watch_the_loss(walk: Walk) -> None:
     wait_for_more_points(page, than=5)
     wait_for_more_points(page, than=points(page))
     expect(page.locator("#steps tbody tr").first).to_be_visible()
+    for plot in ("eval_loss", "eval_ndcg@10"):
+        wait_for_more_points(page, than=1, plot=plot)
+        assert points(page, plot, trace=1) == 1
+    expect(page.locator("#validation tr.best")).to_have_count(1)
+    expect(page.get_by_text("Loss of the held-out rows; best at step")).to_be_visible()
     walk.look("job")
+
+
+def save_now(walk: Walk) -> None:
+    page = walk.page
+    page.get_by_role("button", name="Save now").click()
+    expect(page.locator("#events")).to_contain_text("asked to save its state after this step")
 
 
 def cancel_and_resume(walk: Walk) -> None:
@@ -189,8 +208,13 @@ def cancel_and_resume(walk: Walk) -> None:
     page.get_by_role("button", name="Resume").click()
     expect(state).to_have_text("running", timeout=WAIT_MS)
     assert first_step_of_attempt_2(walk) > 1
-    page.get_by_role("button", name="Cancel").click()
-    expect(state).to_have_text("cancelled", timeout=WAIT_MS)
+
+
+def stop_after_this_step(walk: Walk) -> None:
+    page = walk.page
+    page.get_by_role("button", name="Stop after this step").click()
+    expect(page.locator("#status .state")).to_have_text("succeeded", timeout=WAIT_MS)
+    expect(page.get_by_role("link", name=re.compile("^ckpt_"))).to_be_visible()
 
 
 def first_step_of_attempt_2(walk: Walk) -> int:

@@ -49,7 +49,7 @@ def test_a_train_job_publishes_one_checkpoint(bench: Bench, contract: Checkpoint
     job = bench.job(job_id)
     checkpoint_id = f"ckpt_{job_id.removeprefix('job_')}"
     assert (job.state, job.message) == (JobState.SUCCEEDED, None)
-    assert job.result == {"checkpoint_id": checkpoint_id, "saved_steps": [2, 4]}
+    assert job.result == {"checkpoint_id": checkpoint_id, "step": 4, "saved_steps": [2, 4]}
     [row] = bench.checkpoints()
     assert (row.id, row.name, row.job_id) == (checkpoint_id, "first", job_id)
     assert row.path == f"checkpoints/{checkpoint_id}"
@@ -74,7 +74,9 @@ def test_the_program_gets_its_configuration(bench: Bench) -> None:
         "hf_arguments": {},
         "model_name_or_path": str(bench.settings.data / "models" / "tiny"),
         "dataset_path": str(bench.settings.data / "train.jsonl"),
+        "dataset_name": "train",
         "validation_path": None,
+        "num_processes": 1,
         "output_dir": str(bench.run(job_id)),
         "base_model": "tiny",
         "resume": True,

@@ -1,12 +1,11 @@
 """The export job: another checkpoint from a saved state."""
 
 import json
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.trainer.program.training import make_run, of_type, read_events, run_training
+from tests.trainer.program.training import make_run, of_type, read_events, run_export, run_training
 
 from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.trainer.program.export import main
@@ -21,19 +20,12 @@ def lora_run(llama, dataset, tmp_path_factory):
     return folder
 
 
-def run_export(tmp_path, run_dir, **options):
-    config = {"run_dir": str(run_dir), "output_dir": str(tmp_path), **options}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        return main([str(tmp_path / "config.json")])
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
 def test_the_newest_state_gives_what_training_published(lora_run, tmp_path):
     assert run_export(tmp_path, lora_run) == 0
-    assert of_type(read_events(tmp_path), "exported") == [{"step": 4}]
+    events = read_events(tmp_path)
+    assert of_type(events, "exported") == [{"step": 4}]
+    said = {"level": "info", "message": "exporting the newest state, of step 4"}
+    assert of_type(events, "log") == [said]
     one = load_file(lora_run / "export" / "model.safetensors")
     two = load_file(tmp_path / "export" / "model.safetensors")
     assert all(torch.equal(one[name], two[name]) for name in one)

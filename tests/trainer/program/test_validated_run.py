@@ -14,6 +14,8 @@ from tests.trainer.program.training import (
     losses,
     make_run,
     of_type,
+    read_events,
+    run_export,
     run_training,
     write_dataset,
 )
@@ -115,6 +117,35 @@ def test_the_best_step_of_a_run_that_overfits_is_published(overfit, held_out):
     # The two newest are kept beside it.
     assert {best, 16} < {state.step for state in list_states(folder)}
     assert len(list_states(folder)) == 3
+
+
+def test_an_export_without_a_step_is_of_the_best_and_says_so(overfit, held_out, tmp_path):
+    folder, events = overfit
+    (exported,) = of_type(events, "exported")
+    best = exported["step"]
+    assert run_export(tmp_path, folder) == 0
+    said = read_events(tmp_path)
+    assert of_type(said, "exported") == [{"step": best}]
+    message = f"exporting the best state, of step {best}; the newest is of step 16"
+    assert of_type(said, "log") == [{"level": "info", "message": message}]
+    found = {data["step"]: data["eval_loss"] for data in evaluations(events)}
+    assert exported_loss(tmp_path, held_out) == pytest.approx(found[best], abs=1e-4)
+
+
+def test_an_export_of_a_step_is_of_that_step(overfit, tmp_path):
+    assert run_export(tmp_path, overfit[0], step=16) == 0
+    assert of_type(read_events(tmp_path), "exported") == [{"step": 16}]
+
+
+def test_an_export_whose_best_state_is_gone_says_what_is_there(overfit, tmp_path):
+    folder, events = overfit
+    (exported,) = of_type(events, "exported")
+    there = tmp_path / "run"
+    shutil.copytree(folder, there)
+    shutil.rmtree(there / "states" / f"step-{exported['step']}")
+    assert run_export(tmp_path, there) == 1
+    (failed,) = of_type(read_events(tmp_path), "failed")
+    assert f"a saved state of step {exported['step']}; there are: 15, 16" in failed["message"]
 
 
 def test_without_keeping_the_best_the_last_step_is_published(llama, dataset, held_out, tmp_path):

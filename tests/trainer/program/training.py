@@ -7,6 +7,7 @@ from pathlib import Path
 from tevatron.core.contracts.run import RunEvent, TrainRun
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.trainer.program.events import EventWriter
+from tevatron.trainer.program.export import main as export
 from tevatron.trainer.program.settings import RankEnvironment
 from tevatron.trainer.program.train import train, write_config
 
@@ -99,3 +100,13 @@ def losses(events: list[RunEvent]) -> list[float]:
 def evaluations(events: list[RunEvent]) -> list[dict]:
     """Return the numbers of the held-out rows in order."""
     return [data for data in of_type(events, "metrics") if "eval_loss" in data]
+
+
+def run_export(tmp_path, run_dir, **options):
+    config = {"run_dir": str(run_dir), "output_dir": str(tmp_path), **options}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        return export([str(tmp_path / "config.json")])
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -152,7 +152,7 @@ class ExportJob(Spec):
     train: Ref | From
     """The train job whose states are looked at."""
     step: int | None = Field(default=None, ge=1)
-    """The saved step; the newest when unset."""
+    """The saved step; when unset the best, where the run keeps one (`load_best_model_at_end`), else the newest."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights of the checkpoint; the training job's choice when unset."""
     form: Literal["merged", "adapter"] = "merged"

@@ -63,8 +63,8 @@ class JobResource(Resource):
     depends_on: list[str]
     """Ids of the jobs whose output it uses."""
     result: dict[str, JsonValue] | None
-    """Of a succeeded job: checkpoint_id (train, export), saved_steps (train), evaluation_id and metrics (eval), dataset_id
-    (annotate), ..."""
+    """Of a succeeded job: checkpoint_id and step, which it is of (train, export), saved_steps (train), evaluation_id and
+    metrics (eval), dataset_id (annotate), ..."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

@@ -44,6 +44,8 @@ class TrainRun(Spec):
     """Folder in Hugging Face's layout, or a hub id on the command line."""
     dataset_path: str
     """Training JSONL, plain, gz or zst."""
+    dataset_name: str | None = None
+    """What people call the training data; the file's name when unset."""
     validation_path: str | None = None
     """Held-out rows in the same form, scored every --eval_steps steps."""
     output_dir: Path
@@ -52,6 +54,8 @@ class TrainRun(Spec):
     """What the contract says the checkpoint was made from: id or name, for people."""
     resume: bool = True
     """Go on from the newest saved state where there is one."""
+    num_processes: int | None = None
+    """Ranks, for people; unset on a command line, where torchrun knows."""
     arguments: TrainArguments
     hf_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     """Other names of transformers' TrainingArguments, given on the command line."""

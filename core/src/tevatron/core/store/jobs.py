@@ -28,7 +28,7 @@ from tevatron.core.store.paging import Page, page_of
 from tevatron.core.store.references import References, check_group
 from tevatron.core.store.repository import KeyScope, Repository, owner_of
 
-_STEPS = frozenset({Phase.TRAINING, Phase.SAVING, Phase.EVALUATING})
+STEP_PHASES = frozenset({Phase.TRAINING, Phase.SAVING, Phase.EVALUATING})
 """Phases of a train job in which a step follows, or may."""
 
 
@@ -149,7 +149,7 @@ class JobRepository(Repository[Job]):
         job_id = self.get(ref, key_id=key_id).id
         job = self._session.get_one(Job, job_id, with_for_update=True, populate_existing=True)
         is_training = job.kind is JobKind.TRAIN and job.state is JobState.RUNNING
-        if not is_training or job.phase not in _STEPS:
+        if not is_training or job.phase not in STEP_PHASES:
             phase = f" ({job.phase})" if job.phase else ""
             raise ConflictError(
                 f"{job.kind} job {job.id} is {job.state}{phase}; only a job that is training can save its state or stop"
@@ -170,6 +170,18 @@ class JobRepository(Repository[Job]):
             .where(JobEventRow.job_id == job_id, JobEventRow.seq > after_seq)
             .order_by(JobEventRow.seq)
             .limit(limit)
+        ).all()
+
+    def validations(self, job_id: str) -> Sequence[JobEventRow]:
+        """Return the events with the numbers of a training's held-out rows, in order; call `get` first."""
+        return self._session.scalars(
+            select(JobEventRow)
+            .where(
+                JobEventRow.job_id == job_id,
+                JobEventRow.type == EventType.METRICS,
+                JobEventRow.data.has_key("eval_loss"),
+            )
+            .order_by(JobEventRow.seq)
         ).all()
 
     def sources_of(self, job_ids: Sequence[str]) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ from tevatron.core.store.checkpoints import CheckpointRepository, checkpoint_id_
 from tevatron.core.store.models import Checkpoint
 from tevatron.core.worker.runner import Finished, JobContext, StopReason
 from tevatron.trainer.run_folder import RunFolder, is_checkpoint, sync_tree
+from tevatron.trainer.watch import exported_step
 
 CHECKPOINTS = "checkpoints"
 """Folder of the published checkpoints below TEVATRON_DATA."""
@@ -87,7 +88,10 @@ def publish(ctx: JobContext, run: RunFolder, *, to: str | None = None) -> Finish
     if ctx.stop_reason is StopReason.CANCELLED:
         discard()
     ctx.check()
-    result: dict[str, JsonValue] = {"checkpoint_id": checkpoint_id_of(claim.job_id)}
+    result: dict[str, JsonValue] = {
+        "checkpoint_id": checkpoint_id_of(claim.job_id),
+        "step": exported_step(run.events),
+    }
     if to is not None:
         _send(source, to)
         result["url"] = to

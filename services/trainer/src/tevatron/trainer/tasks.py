@@ -175,7 +175,8 @@ def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
         model = ModelRepository(session).by_id(spec.model)
         # A string by now: the job was queued once its source had left the dataset.
         datasets = DatasetRepository(session)
-        dataset_path = ctx.settings.data / datasets.by_id(str(spec.dataset)).path
+        dataset = datasets.by_id(str(spec.dataset))
+        dataset_path = ctx.settings.data / dataset.path
         validation_path = None
         if spec.validation is not None:
             validation_path = ctx.settings.data / datasets.by_id(spec.validation).path
@@ -190,9 +191,11 @@ def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
         backend=spec.backend,
         model_name_or_path=str(model_path),
         dataset_path=str(dataset_path),
+        dataset_name=dataset.name,
         validation_path=None if validation_path is None else str(validation_path),
         output_dir=run.path,
         base_model=model.hub_id or model.name,
+        num_processes=spec.num_processes,
         arguments=spec.arguments,
     )
 

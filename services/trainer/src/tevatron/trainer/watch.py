@@ -60,7 +60,7 @@ class EventTail:
                     break
                 self._offset += len(lines) + 1
                 for line in lines.split(b"\n"):
-                    self._parse(line, events, broken)
+                    self.parse(line, events, broken)
                 file.seek(-len(rest), 1)
         return events, broken
 
@@ -78,7 +78,7 @@ class EventTail:
             with self._path.open("rb") as file:
                 file.seek(begin)
                 for line in file.read(self._offset - begin).split(b"\n"):
-                    self._parse(line, events, [])
+                    self.parse(line, events, [])
         return events
 
     def keep(self) -> None:
@@ -93,7 +93,8 @@ class EventTail:
         half.replace(path)
 
     @staticmethod
-    def _parse(line: bytes, events: list[RunEvent], broken: list[str]) -> None:
+    def parse(line: bytes, events: list[RunEvent], broken: list[str]) -> None:
+        """Add what a line says to one of the lists."""
         if not line.strip():
             return
         try:
@@ -267,6 +268,19 @@ def recall(ctx: JobContext, tail: EventTail) -> Seen:
     if phase is not None:
         _report(ctx, phase)
     return seen
+
+
+def exported_step(path: Path) -> int | None:
+    """Return the step that the run's last whole export is of, also where an earlier attempt made it."""
+    if not path.exists():
+        return None
+    with path.open("rb") as lines:
+        said = [line for line in lines if f'"{RunEventType.EXPORTED}"'.encode() in line]
+    events: list[RunEvent] = []
+    for line in said:
+        EventTail.parse(line, events, [])
+    steps = [event.data["step"] for event in events if event.type is RunEventType.EXPORTED]
+    return int(str(steps[-1])) if steps else None
 
 
 def _report(ctx: JobContext, event: RunEvent) -> None:

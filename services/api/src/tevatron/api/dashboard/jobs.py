@@ -1,26 +1,33 @@
-"""Jobs: the list, one job with its plots, events and log, and the buttons that cancel, resume and clone it."""
+"""Jobs: the list, one job with its plots, events and log, and the buttons that cancel, resume, steer and clone it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Query, Request
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from starlette.responses import Response
 
 from tevatron.api.context import CurrentContext, CurrentSession, PageBounds, ResourceRef
 from tevatron.api.dashboard.page import page_router, redirect, render
 from tevatron.api.dashboard.static_files import PLOTLY_PATH
-from tevatron.api.jobs.endpoints import cancel_job, list_jobs, resume_job
+from tevatron.api.jobs.endpoints import cancel_job, list_jobs, resume_job, save_job, stop_job
 from tevatron.api.jobs.history import get_job_log, list_job_events
 from tevatron.api.jobs.log import read_tail
 from tevatron.api.jobs.resources import job_event, job_resources
 from tevatron.api.security import PAGES, CurrentCaller
-from tevatron.core.contracts.jobs import CLAIMED_STATES, EventType, JobEvent, JobKind, JobState
+from tevatron.core.contracts.jobs import (
+    CLAIMED_STATES,
+    EventType,
+    JobEvent,
+    JobKind,
+    JobState,
+    TrainJob,
+)
 from tevatron.core.contracts.resources import JobResource
 from tevatron.core.errors import NotFoundError
-from tevatron.core.store.jobs import JobRepository
+from tevatron.core.store.jobs import STEP_PHASES, JobRepository
 
 router = page_router()
 
@@ -115,10 +122,15 @@ def show_job(
         "events": [(event, _summary(event)) for event in reversed(events)],
         "older": events[0].seq if events and events[0].seq > 1 else None,
         "steps": _steps([job_event(event) for event in newest]),
+        "validation": _validation(job, repository),
         "tail": tail,
         "plotly_path": PLOTLY_PATH,
         "can_cancel": job.state in CANCELLABLE,
         "can_resume": job.state in RESUMABLE,
+        "can_steer": job.kind is JobKind.TRAIN
+        and job.state is JobState.RUNNING
+        and job.phase in STEP_PHASES,
+        "is_stopping": row.stop_requested_at is not None,
     }
     return render(request, "job.html", values)
 
@@ -135,9 +147,31 @@ def resume(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> 
     return redirect(f"{PAGES}/jobs/{resume_job(ref, caller, session).id}")
 
 
+@router.post("/jobs/{ref}/save")
+def save(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> Response:
+    """Ask the training for a state after the step that it is at."""
+    return redirect(f"{PAGES}/jobs/{save_job(ref, caller, session).id}")
+
+
+@router.post("/jobs/{ref}/stop")
+def stop(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> Response:
+    """Make the step that the training is at its last one."""
+    return redirect(f"{PAGES}/jobs/{stop_job(ref, caller, session).id}")
+
+
 # The same as below /v1, for a browser that has a login and no key.
 router.add_api_route("/jobs/{ref}/events", list_job_events, response_model=None)
 router.add_api_route("/jobs/{ref}/log", get_job_log, response_model=None)
+
+
+class Validation(NamedTuple):
+    """What a training's held-out rows gave."""
+
+    metric: str
+    """Which number decides, as the plots name it."""
+    steps: list[dict[str, JsonValue]]
+    """The newest and the best, newest first."""
+    best_step: JsonValue
 
 
 def _ids(jobs: list[JobResource], states: frozenset[JobState]) -> list[str]:
@@ -155,9 +189,34 @@ def _steps(events: list[JobEvent]) -> list[dict[str, JsonValue]]:
     steps = [
         dict(event.data)
         for event in events
-        if event.type is EventType.METRICS and "step" in event.data
+        if event.type is EventType.METRICS and "loss" in event.data
     ]
     return steps[: -STEPS_SHOWN - 1 : -1]
+
+
+def _validation(job: JobResource, repository: JobRepository) -> Validation | None:
+    """Return the numbers of the held-out rows, None where the job scores none; of a step that was repeated the last."""
+    if job.kind is not JobKind.TRAIN:
+        return None
+    try:
+        spec = TrainJob.model_validate(job.spec)
+    except ValidationError:
+        # Stored by another version: the page shows what it is, and the numbers among the events.
+        return None
+    if spec.validation is None:
+        return None
+    metric = f"eval_{spec.arguments.metric_for_best_model}"
+    by_step = {
+        str(event.data["step"]): dict(event.data) for event in repository.validations(job.id)
+    }
+    steps = sorted(by_step.values(), key=lambda data: int(str(data["step"])))
+    values = {index: data[metric] for index, data in enumerate(steps)}
+    numbers = {index: value for index, value in values.items() if isinstance(value, int | float)}
+    # The earliest of equals, as the training keeps it.
+    choose = min if metric == "eval_loss" else max
+    best = steps[choose(numbers, key=numbers.__getitem__)]["step"] if numbers else None
+    shown = [step for step in steps[:-STEPS_SHOWN] if step["step"] == best] + steps[-STEPS_SHOWN:]
+    return Validation(metric, shown[::-1], best)
 
 
 def _summary(event: JobEvent) -> str:

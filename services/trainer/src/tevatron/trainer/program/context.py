@@ -130,7 +130,7 @@ class Run:
     def go_on_from(self, state: State) -> Run:
         """Return the run as it was when the state was saved; `ConfigError` where the state is of another one."""
         self.check_state(state)
-        best = Best.model_validate(_read_position(state.folder).get("best", {}))
+        best = best_of(state)
         run = replace(self, best=best)
         there = [one.step for one in list_states(self.run_dir)]
         if run.best_step not in (None, *there):
@@ -159,6 +159,11 @@ class Run:
             values["validation_sha256"] = self.validation.rows.summary.dataset_sha256
             values["metric_for_best_model"] = self.arguments.metric_for_best_model
         return values
+
+
+def best_of(state: State) -> Best:
+    """Return the best evaluation that the run knew of when the state was saved."""
+    return Best.model_validate(_read_position(state.folder).get("best", {}))
 
 
 def _read_position(folder: Path) -> dict[str, Any]:

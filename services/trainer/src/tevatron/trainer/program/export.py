@@ -13,18 +13,19 @@ from transformers.utils import logging as transformers_logging
 
 from tevatron.core.contracts.checkpoint import Dtype
 from tevatron.core.contracts.jobs import Phase
-from tevatron.core.contracts.run import CONFIG_NAME, ExportRun
+from tevatron.core.contracts.run import CONFIG_NAME, ExportRun, TrainRun
 from tevatron.core.errors import ConfigError, JobError
 from tevatron.core.logging import configure_logging
 from tevatron.core.nn.loading import DTYPES
 from tevatron.core.process import die_with_parent
+from tevatron.trainer.program.context import best_of
 from tevatron.trainer.program.data.rows import RowFile
 from tevatron.trainer.program.events import EventWriter
 from tevatron.trainer.program.exporting import Export
 from tevatron.trainer.program.failures import reason_of
 from tevatron.trainer.program.models import open_base
 from tevatron.trainer.program.settings import RankEnvironment
-from tevatron.trainer.program.states import find_state
+from tevatron.trainer.program.states import State, find_state
 from tevatron.trainer.program.stopping import Stopper
 from tevatron.trainer.program.train import load_whole, read_config
 
@@ -36,8 +37,11 @@ def export(config: ExportRun, events: EventWriter) -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     Stopper(config.output_dir, rank=0).install(lambda: events.stopped(None))
     events.phase(Phase.PREPARING)
-    run = read_config(config.run_dir / CONFIG_NAME)
-    state = find_state(config.run_dir, config.step)
+    # The folder may have been moved since it was trained in.
+    run = read_config(config.run_dir / CONFIG_NAME).model_copy(
+        update={"output_dir": config.run_dir}
+    )
+    state = _chosen(config, run, events)
     dtype = config.dtype or run.arguments.export_dtype or run.arguments.dtype
     if dtype not in DTYPES or config.form not in ("merged", "adapter"):
         raise ConfigError(
@@ -57,15 +61,29 @@ def export(config: ExportRun, events: EventWriter) -> None:
     events.phase(Phase.EXPORTING)
     Export(
         output_dir=config.output_dir,
+        run=run,
         base=base,
-        base_name=run.base_model,
-        arguments=run.arguments,
         dataset_sha256=RowFile(config.run_dir).summary.dataset_sha256,
         dtype=cast("Dtype", dtype),
         device=device,
         adapter_only=config.form == "adapter",
-    ).publish(trained)
+    ).publish(trained, step=state.step)
     events.exported(state.step)
+
+
+def _chosen(config: ExportRun, run: TrainRun, events: EventWriter) -> State:
+    """Return the state that was asked for; without a step the best where the run keeps one, else the newest."""
+    if config.step is not None:
+        return find_state(config.run_dir, config.step)
+    newest = find_state(config.run_dir, None)
+    best = best_of(newest).step if run.arguments.load_best_model_at_end else None
+    if best is None:
+        events.log("info", f"exporting the newest state, of step {newest.step}")
+        return newest
+    events.log(
+        "info", f"exporting the best state, of step {best}; the newest is of step {newest.step}"
+    )
+    return find_state(config.run_dir, best)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from tevatron.core.contracts.checkpoint import (
     write_contract,
 )
 from tevatron.core.contracts.probes import renderable_probes
-from tevatron.core.contracts.run import EXPORT_NAME
+from tevatron.core.contracts.run import EXPORT_NAME, TrainRun
 from tevatron.core.contracts.tokenizers import tokenizer_sha256
 from tevatron.core.contracts.train import Head, TrainArguments
 from tevatron.core.errors import ConfigError, ContractError
@@ -41,6 +41,7 @@ from tevatron.core.nn.attention import ATTENTION
 from tevatron.core.nn.loading import DTYPES, load_model, load_tokenizer
 from tevatron.core.nn.probing import PromptScorer, prove
 from tevatron.core.prompts import Pair
+from tevatron.trainer.program.card import CARD_NAME, Origin, write_card
 from tevatron.trainer.program.failures import NotFiniteError
 from tevatron.trainer.program.models import BaseModel, TrainableModel
 from tevatron.trainer.program.states import publish_folder
@@ -69,20 +70,25 @@ class Export:
     output_dir: Path
     """The folder in which `name` is made."""
     name: str = EXPORT_NAME
+    run: TrainRun
+    """The training that it is of."""
     base: BaseModel
-    base_name: str
-    arguments: TrainArguments
     dataset_sha256: str | None
     dtype: Dtype
     device: torch.device
     adapter_only: bool = False
 
-    def publish(self, trained: TrainableModel) -> Path:
-        """Write, load back, prove and name the folder; the model in memory is used up."""
+    @property
+    def arguments(self) -> TrainArguments:
+        """How it was trained."""
+        return self.run.arguments
+
+    def publish(self, trained: TrainableModel, *, step: int) -> Path:
+        """Write, load back, prove and name the folder; the model in memory, of that step, is used up."""
         written = self.begin()
         scores = self._score_probes(trained.model)
         self._write_weights(trained, written)
-        return self.finish(written, scores)
+        return self.finish(written, scores, step=step)
 
     def begin(self) -> Path:
         """Return an empty folder for the weights."""
@@ -100,8 +106,8 @@ class Export:
         adapted.save_pretrained(str(folder), safe_serialization=True)
         self._name_base(folder)
 
-    def finish(self, written: Path, scores: list[float]) -> Path:
-        """Add tokenizer and contract to the weights, prove that they give these scores, and name the folder."""
+    def finish(self, written: Path, scores: list[float], *, step: int) -> Path:
+        """Add tokenizer, contract and card to the weights, prove that they give these scores, and name the folder."""
         if not all(torch.isfinite(torch.tensor(scores))):
             raise NotFiniteError(
                 f"the trained model gives probes scores that are not finite: {scores}"
@@ -116,6 +122,12 @@ class Export:
         contract = self._contract(written, probes)
         write_contract(written, contract)
         self._prove(written, contract)
+        write_card(
+            written,
+            contract,
+            Origin(self.run, step),
+            form="adapter" if self.adapter_only else "merged",
+        )
         final = self.output_dir / self.name
         shutil.rmtree(final, ignore_errors=True)
         publish_folder(written, final)
@@ -148,9 +160,9 @@ class Export:
         # PEFT writes the path of this machine; what people need is the base's name.
         path = folder / "adapter_config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
-        config["base_model_name_or_path"] = self.base_name
+        config["base_model_name_or_path"] = self.run.base_model
         path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-        (folder / "README.md").unlink(missing_ok=True)
+        (folder / CARD_NAME).unlink(missing_ok=True)
 
     def _pad_token_id(self) -> int | None:
         tokenizer = self.base.tokenizer
@@ -164,7 +176,7 @@ class Export:
             head=self.arguments.head,
             max_length=self.base.renderer.max_length,
             dtype=self.dtype,
-            base_model=self.base_name,
+            base_model=self.run.base_model,
             base_model_sha256=sha256_tree(self.base.folder),
             tokenizer_sha256=tokenizer_sha256(folder),
             training_data_sha256=self.dataset_sha256,

@@ -68,7 +68,7 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
         published = run.best_step or step
         if backend.is_sharded or published != step:
             trained = load_whole(base, config, find_state(config.output_dir, published), device)
-        _export(config, base, trained, run.dataset_sha256, device)
+        _export(config, base, trained, run.dataset_sha256, device, step=published)
         events.exported(published)
 
 
@@ -104,18 +104,19 @@ def _export(
     trained: TrainableModel,
     dataset_sha256: str,
     device: torch.device,
+    *,
+    step: int,
 ) -> None:
     arguments = config.arguments
     Export(
         output_dir=config.output_dir,
+        run=config,
         base=base,
-        base_name=config.base_model,
-        arguments=arguments,
         dataset_sha256=dataset_sha256,
         dtype=arguments.export_dtype or arguments.dtype,
         device=device,
         adapter_only=arguments.export_form == "adapter",
-    ).publish(trained)
+    ).publish(trained, step=step)
 
 
 def _barrier() -> None:

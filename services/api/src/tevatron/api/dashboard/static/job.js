@@ -5,6 +5,8 @@ import { refresh } from "./live.js";
 const status = document.getElementById("status");
 const FINAL = ["succeeded", "failed", "cancelled"];
 const PLOTS = {
+  eval_loss: (step) => step.eval_loss,
+  "eval_ndcg@10": (step) => step["eval_ndcg@10"],
   loss: (step) => step.loss,
   learning_rate: (step) => step.learning_rate,
   pairs_per_s: (step) => step.pairs_per_s,
@@ -23,6 +25,14 @@ function soon() {
   }, 1000);
 }
 
+// The step that the training keeps: the earliest of equals.
+function bestOf(rows, metric) {
+  const isBetter = (one, other) => (metric === "eval_loss" ? one < other : one > other);
+  return rows
+    .filter((row) => metric && Number.isFinite(row[metric]))
+    .reduce((best, row) => (!best || isBetter(row[metric], best[metric]) ? row : best), null);
+}
+
 function draw() {
   drawTimer = null;
   const frame = document.querySelector(".plots");
@@ -32,17 +42,28 @@ function draw() {
   const colour = (name) => style.getPropertyValue(name).trim();
   const rows = [...steps.values()].sort((one, other) => one.step - other.step);
   const axis = { gridcolor: colour("--line"), zeroline: false, automargin: true };
+  const best = bestOf(rows, frame.dataset.bestOf);
   for (const [name, value] of Object.entries(PLOTS)) {
+    const place = document.getElementById(`plot-${name}`);
+    if (!place) continue;
+    const isValidation = name.startsWith("eval_");
+    const shown = isValidation ? rows.filter((row) => Number.isFinite(value(row))) : rows;
     const trace = {
-      x: rows.map((row) => row.step),
-      y: rows.map((row) => value(row) ?? null),
+      x: shown.map((row) => row.step),
+      y: shown.map((row) => value(row) ?? null),
       connectgaps: true,
-      mode: rows.length > 1 ? "lines" : "markers",
+      mode: isValidation ? "lines+markers" : shown.length > 1 ? "lines" : "markers",
       line: { color: colour("--link") },
-      marker: { color: colour("--link") },
+      marker: { color: colour("--link"), size: isValidation ? 4 : 6 },
     };
+    const traces = [trace];
+    if (isValidation && best) {
+      const marker = { color: colour("--good"), size: 13, symbol: "star" };
+      traces.push({ x: [best.step], y: [value(best)], mode: "markers", marker });
+      document.querySelector(`[id="of-${name}"] span`).textContent = `; best at step ${best.step}`;
+    }
     // From 0 on where a constant is common: around a small one plotly.js would show all from -1 to 1.
-    const height = name === "loss" ? axis : { ...axis, rangemode: "tozero" };
+    const height = name.endsWith("loss") ? axis : { ...axis, rangemode: "tozero" };
     const layout = {
       margin: { l: 50, r: 10, t: 10, b: 30 },
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -52,7 +73,7 @@ function draw() {
       yaxis: height,
       showlegend: false,
     };
-    Plotly.react(`plot-${name}`, [trace], layout, { displayModeBar: false, responsive: true });
+    Plotly.react(place, traces, layout, { displayModeBar: false, responsive: true });
   }
 }
 

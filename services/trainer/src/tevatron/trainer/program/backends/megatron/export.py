@@ -48,10 +48,9 @@ def export_state(
     load_weights(state.folder, engine.model, is_lora=arguments.use_lora)
     export = Export(
         output_dir=config.output_dir,
-        base=base,
-        base_name=run.base_model,
         # What was trained with, not what this process is cut into.
-        arguments=run.arguments,
+        run=run,
+        base=base,
         dataset_sha256=RowFile(config.run_dir).summary.dataset_sha256,
         dtype=dtype,
         device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
@@ -61,4 +60,4 @@ def export_state(
     leave_ranks()
     # What is loaded back needs the memory.
     del engine
-    finish_export(export, written, scores)
+    finish_export(export, written, scores, step=state.step)

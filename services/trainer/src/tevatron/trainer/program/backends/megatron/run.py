@@ -60,9 +60,8 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     on_gpu = ranks.device.type == "cuda"
     export = Export(
         output_dir=config.output_dir,
+        run=config,
         base=base,
-        base_name=config.base_model,
-        arguments=arguments,
         dataset_sha256=run.dataset_sha256,
         dtype=arguments.export_dtype or arguments.dtype,
         device=torch.device("cuda" if on_gpu else "cpu"),
@@ -83,7 +82,7 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     leave_ranks()
     # What is loaded back needs the memory.
     del engine
-    finish_export(export, written, scores)
+    finish_export(export, written, scores, step=published)
     events.exported(published)
 
 
@@ -165,14 +164,14 @@ def publish_step(export: Export, engine: Engine, step: int) -> Path | None:
         device=torch.device("cpu"),
     )
     written, scores = write_export(here, engine)
-    return None if written is None else here.finish(written, scores)
+    return None if written is None else here.finish(written, scores, step=step)
 
 
-def finish_export(export: Export, written: Path | None, scores: list[float]) -> None:
+def finish_export(export: Export, written: Path | None, scores: list[float], *, step: int) -> None:
     """Prove and name the folder, on rank 0 alone; the training model must be given up before."""
     if written is None:
         return
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    export.finish(written, scores)
+    export.finish(written, scores, step=step)
