@@ -24,6 +24,10 @@ File = Annotated[
     Path | None, typer.Argument(metavar="[FILE.yaml]", help="A job spec; flags win over it.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=-10, max=10, help="Higher is claimed first; 0 if left out."),
+]
 Launcher = Annotated[
     str | None, typer.Option(help="local, jobset or slurm; the deployment's own if left out.")
 ]
@@ -57,6 +61,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     num_nodes: Annotated[int | None, typer.Option(help="Machines, on a cluster.")] = None,
     launcher: Launcher = None,
     name: Name = None,
+    priority: Priority = None,
     flags: Annotated[
         bool, typer.Option("--flags", help="List all training flags, then end.")
     ] = False,
@@ -86,6 +91,7 @@ def submit_train(  # noqa: PLR0913  a command's options
         "num_nodes": num_nodes,
         "launcher": launcher,
         "name": name,
+        "priority": priority,
     }
     spec = specs.merge_spec(JobKind.TRAIN, file, given, arguments=specs.train_arguments(words))
     _submit(spec, follow=follow, json=json)
@@ -103,6 +109,7 @@ def submit_export(  # noqa: PLR0913  a command's options
     ] = None,
     launcher: Launcher = None,
     name: Name = None,
+    priority: Priority = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
@@ -118,6 +125,7 @@ def submit_export(  # noqa: PLR0913  a command's options
         "to": to,
         "launcher": launcher,
         "name": name,
+        "priority": priority,
     }
     _submit(specs.merge_spec(JobKind.EXPORT, file, given), follow=follow, json=json)
 
@@ -145,6 +153,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
         list[str] | None, typer.Option(help="Such as ndcg@10; several times.")
     ] = None,
     name: Name = None,
+    priority: Priority = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
@@ -152,7 +161,12 @@ def submit_eval(  # noqa: PLR0913  a command's options
     from tevatron.core.cli import specs  # yaml and pydantic are heavy
     from tevatron.core.contracts.jobs import JobKind
 
-    given: dict[str, JsonValue] = {"dataset": dataset, "split": split, "name": name}
+    given: dict[str, JsonValue] = {
+        "dataset": dataset,
+        "split": split,
+        "name": name,
+        "priority": priority,
+    }
     if benchmark is not None:
         of, _, one = benchmark.partition("/")
         given["benchmark"] = {"name": of, "dataset": one}
@@ -193,6 +207,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Rows from the beginning.")] = None,
     name: Name = None,
+    priority: Priority = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
@@ -205,6 +220,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
         "max_negatives": max_negatives,
         "limit": limit,
         "name": name,
+        "priority": priority,
     }
     teacher: dict[str, JsonValue] = {
         "checkpoint": checkpoint,

@@ -29,6 +29,8 @@ RemoteUrl = Annotated[
     str, Field(min_length=5, max_length=2000, pattern=r"^[a-z][a-z0-9]*://[!-~]+$")
 ]
 """A file or folder of a file system that fsspec has, such as s3://bucket/folder."""
+Priority = Annotated[int, Field(ge=-10, le=10)]
+"""Of queued jobs of a kind the highest is claimed first, then the oldest: a low one waits as long as higher ones come."""
 METRIC_PATTERN = (
     r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
 )
@@ -122,6 +124,7 @@ class TrainJob(Spec):
     version: Literal[1] = 1
     name: Name | None = None
     """Name of the job; the checkpoint takes it too."""
+    priority: Priority = 0
     model: Ref
     """Base model: a registered model's id or name."""
     dataset: Ref | From
@@ -149,6 +152,7 @@ class ExportJob(Spec):
     kind: Literal[JobKind.EXPORT] = JobKind.EXPORT
     version: Literal[1] = 1
     name: Name | None = None
+    priority: Priority = 0
     train: Ref | From
     """The train job whose states are looked at."""
     step: int | None = Field(default=None, ge=1)
@@ -222,6 +226,7 @@ class EvalJob(Spec):
     kind: Literal[JobKind.EVAL] = JobKind.EVAL
     version: Literal[1] = 1
     name: Name | None = None
+    priority: Priority = 0
     dataset: Ref
     """A registered dataset of kind `beir`."""
     split: Name = "test"
@@ -247,6 +252,7 @@ class AnnotateJob(Spec):
     version: Literal[1] = 1
     name: Name | None = None
     """Name of the job; the new dataset takes it too where it is free."""
+    priority: Priority = 0
     dataset: Ref
     """A registered dataset of kind `training`."""
     teacher: ScoredBy

@@ -213,7 +213,8 @@ class JobRepository(Repository[Job]):
             .where(
                 older.kind == Job.kind,
                 older.state == JobState.QUEUED,
-                tuple_(older.created_at, older.id) < tuple_(Job.created_at, Job.id),
+                tuple_(-older.priority, older.created_at, older.id)
+                < tuple_(-Job.priority, Job.created_at, Job.id),
             )
             .scalar_subquery()
         )
@@ -251,6 +252,7 @@ class JobRepository(Repository[Job]):
                 key_id=owner_of(key_id),
                 kind=spec.kind,
                 name=spec.name or name or None,
+                priority=spec.priority,
                 group_id=group_id,
                 state=JobState.WAITING if sources else JobState.QUEUED,
                 spec=spec.model_dump(mode="json", by_alias=True),
