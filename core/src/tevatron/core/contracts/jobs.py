@@ -54,10 +54,10 @@ class Spec(BaseModel):
 
 
 class From(Spec):
-    """The output of another job of the same submission."""
+    """The output of another job."""
 
     source: Name = Field(alias="from")
-    """The other job's name."""
+    """The name of a job of the same submission, or the id of one that was submitted before."""
 
 
 class JobKind(StrEnum):
@@ -128,7 +128,7 @@ class TrainJob(Spec):
     model: Ref
     """Base model: a registered model's id or name."""
     dataset: Ref | From
-    """Training data: a registered dataset of kind `training`, or the annotate job of this submission that makes it."""
+    """Training data: a registered dataset of kind `training`, or the annotate job that makes it."""
     validation: Ref | None = None
     """Held-out rows, a registered dataset of kind `training`; they are scored every `eval_steps` steps."""
     backend: Literal["hf", "megatron"] = "hf"
@@ -189,7 +189,7 @@ class ScoredBy(Spec):
     """What scores pairs: exactly one of checkpoint, model and scorers."""
 
     checkpoint: Ref | From | None = None
-    """A checkpoint, or the train or export job of this submission that publishes it."""
+    """A checkpoint, or the train or export job that publishes it."""
     model: Ref | None = None
     """A registered model without a contract; needs prompt_template."""
     scorers: list[Ref] | None = Field(default=None, min_length=1, max_length=64)
@@ -319,17 +319,3 @@ class JobEvent(BaseModel):
     def ends_job(self) -> bool:
         """Whether nothing follows unless somebody resumes the job."""
         return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
-
-
-def job_sources(spec: AnyJob) -> set[str]:
-    """Return the names of the jobs whose output `spec` uses."""
-    ref: str | From | None
-    if isinstance(spec, TrainJob):
-        ref = spec.dataset
-    elif isinstance(spec, ExportJob):
-        ref = spec.train
-    elif isinstance(spec, EvalJob):
-        ref = None if spec.rerank is None else spec.rerank.checkpoint
-    else:
-        ref = spec.teacher.checkpoint
-    return {ref.source} if isinstance(ref, From) else set()

@@ -15,12 +15,12 @@ from sqlalchemy import exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from tevatron.core.contracts.jobs import CLAIMED_STATES, FailReason, JobKind, JobState
+from tevatron.core.contracts.sources import with_sources
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.claims import SPEC
 from tevatron.core.store.leases import lapsed_rows
 from tevatron.core.store.lifecycle import move, take_back
 from tevatron.core.store.models import Job, JobDependency
-from tevatron.core.store.references import with_sources
 from tevatron.core.store.scorers import reap_scorers
 
 _BATCH = 200
