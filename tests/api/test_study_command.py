@@ -187,6 +187,18 @@ def test_an_error_of_the_api_names_the_job_and_a_corrected_file_goes_on(run, cli
     assert len(jobs_of(client)) == 6
 
 
+def test_ctrl_c_leaves_the_jobs_alone_and_says_how_to_go_on(run, client, file, monkeypatch):
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tevatron.core.cli.follow.time.sleep", interrupted)
+    stopped = run()
+    assert stopped.exit_code == 130
+    assert "no longer followed, still going on: job_" in stopped.stderr
+    assert f"the same command goes on with the study: tevatron run {file}" in stopped.stderr
+    assert {row["state"] for row in jobs_of(client).values()} == {"queued", "waiting"}
+
+
 def test_a_dry_run_asks_nobody(file):
     done = CliRunner().invoke(
         command, ["run", str(file), "--dry-run"], env={"TEVATRON_URL": "http://127.0.0.1:9"}
