@@ -79,8 +79,8 @@ def test_a_row_for_each_cell_and_the_dataset_across(tmp_path, capsys):
     assert lines_of(capsys.readouterr().out) == [
         ["sizes: 10 of 14 jobs succeeded, 1 cancelled, 2 failed, 1 running; ndcg@10"],
         ["reranker", "size", "stage", "tea", "bees", "mean"],
-        ["-", "-", "bm25", "0.5000", "0.5000", "0.5000"],
-        ["-", "-", "e5", "0.5000", "0.5000", "0.5000"],
+        ["first stage", "-", "bm25", "0.5000", "0.5000", "0.5000"],
+        ["first stage", "-", "e5", "0.5000", "0.5000", "0.5000"],
         ["s-model", "s", "bm25", "0.5000", "0.5000", "0.5000"],
         ["s-model", "s", "e5", "0.7500", "0.5000", "0.6250"],
         ["m-model", "m", "bm25", "0.5000", "failed", "0.5000 (1 of 2)"],
@@ -148,6 +148,6 @@ def test_two_evaluations_of_one_place_in_the_table_are_an_error(tmp_path):
     with pytest.raises(ConfigError) as caught:
         rows_of(study)
     assert str(caught.value) == (
-        "evaluations 'again' and 'more' would be the same row (-, -, -) and column (tea) of the table: "
+        "evaluations 'again' and 'more' would be the same row (first stage, -, -) and column (tea) of the table: "
         "make what differs a variable of the matrix"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from tevatron.core.cli.client import ApiError, Client
 from tevatron.core.cli.follow import follow_jobs
 from tevatron.core.cli.study import Study
-from tevatron.core.contracts.jobs import FINAL_STATES, From, JobState
+from tevatron.core.contracts.jobs import FINAL_STATES, AnyJob, From, JobState
 from tevatron.core.contracts.resources import JobResource
 from tevatron.core.contracts.sources import job_sources, with_sources
 from tevatron.core.errors import ConfigError
@@ -34,7 +35,7 @@ def submit_study(client: Client, study: Study, *, resume: bool) -> dict[str, Job
     for name, spec in study.jobs.items():
         ids = {source: From(source=found[source].id) for source in job_sources(spec)}
         try:
-            [job] = client.submit(with_sources(spec, ids), idempotency_key=keys[name])
+            job = _submit(client, with_sources(spec, ids), name=name, key=keys[name])
         except ApiError as error:
             hint = ""
             if error.code == "idempotency_key_reused":
@@ -42,6 +43,23 @@ def submit_study(client: Client, study: Study, *, resume: bool) -> dict[str, Job
             raise ConfigError(f"study '{study.name}', job '{name}': {error}{hint}") from error
         found[name] = client.resume(job.id) if resume and job.state in _RESUMABLE else job
     return found
+
+
+def _submit(client: Client, spec: AnyJob, *, name: str, key: str) -> JobResource:
+    """Submit one job. Where the API takes no more for now, those that it has make room: they are waited for."""
+    is_told = False
+    while True:
+        try:
+            [job] = client.submit(spec, idempotency_key=key)
+        except ApiError as error:
+            # The client has asked several times by now, with the pauses that the answers name.
+            if error.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
+            if not is_told:
+                typer.echo(f"{name} waits until the API takes it: {error}", err=True)
+            is_told = True
+        else:
+            return job
 
 
 def follow_study(

@@ -22,6 +22,7 @@ from tevatron.core.contracts.resources import JobResource
 from tevatron.core.errors import ConfigError, unknown_name
 
 NOTHING = "-"
+FIRST_STAGE = "first stage"
 _UNIT = "cqadupstack"
 
 
@@ -30,7 +31,7 @@ class Row:
     """One system in one cell of the matrix."""
 
     reranker: str
-    """The job or thing whose scores order the list; "-" for a first stage alone."""
+    """The job or thing whose scores order the list, or "first stage"."""
     variables: Mapping[str, str]
     jobs: dict[str, list[str]]
     """Names of the evaluations by column; several where a column is their mean."""
@@ -100,7 +101,7 @@ def _values(study: Study, job: str) -> dict[str, str]:
 
 def _reranker(spec: EvalJob, study: Study) -> str:
     if spec.rerank is None:
-        return NOTHING
+        return FIRST_STAGE
     checkpoint = spec.rerank.checkpoint
     if isinstance(checkpoint, From):
         return study.jobs[checkpoint.source].name or checkpoint.source
