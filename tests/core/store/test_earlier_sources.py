@@ -52,6 +52,7 @@ def test_one_that_is_over_already_is_used_at_once_and_a_failed_one_fails_what_us
     do(sessions, settle_waiting)
     assert (job(sessions, good).state, job(sessions, bad).state) == ("queued", "failed")
     assert job(sessions, bad).reason is FailReason.DEPENDENCY_FAILED
+    assert job(sessions, bad).message == f"source job 'broken' ({broken}) is failed"
     with sessions.begin() as session:
         JobRepository(session).resume(broken, key_id=None)
     assert (job(sessions, broken).state, job(sessions, bad).state) == ("queued", "waiting")
