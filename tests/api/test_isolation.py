@@ -104,6 +104,11 @@ def test_a_job_cannot_use_what_is_another_keys(bob, owned):
     ]
     for body in bodies:
         assert bob.post("/v1/jobs", json=body).status_code == 404
+    unknown = bob.post("/v1/jobs", json={"kind": "export", "train": {"from": "job_1"}})
+    answer = bob.post("/v1/jobs", json={"kind": "export", "train": {"from": owned["job"]}})
+    assert answer.status_code == unknown.status_code == 422
+    # In the very words that an id has which nobody's job has.
+    assert answer.json()["detail"].replace(owned["job"], "job_1") == unknown.json()["detail"]
     for body in ({"checkpoint": owned["checkpoint"]}, {"checkpoint": "tune"}):
         assert bob.post("/v1/scorers", json=body).status_code == 404
 

@@ -21,6 +21,7 @@ JOB = {
     "phase": None,
     "reason": None,
     "message": None,
+    "priority": 0,
     "attempt": 0,
     "spec": {"kind": "eval", "dataset": "d"},
     "depends_on": [],

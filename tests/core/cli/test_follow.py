@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from tests.core.cli.test_output import job
 
-from tevatron.core.cli.follow import Lines, all_succeeded, describe
+from tevatron.core.cli.follow import Lines, all_succeeded, describe, follow_jobs
 from tevatron.core.contracts.jobs import EventType, JobEvent
 
 TIME = datetime(2026, 1, 1, 12, 30, 5, tzinfo=UTC)
@@ -64,3 +64,39 @@ def test_a_loss_that_was_shown_is_not_shown_again(capsys):
 def test_one_job_that_did_not_succeed_is_enough():
     assert all_succeeded([job(), job()])
     assert not all_succeeded([job(), job(state="cancelled")])
+
+
+class Answers:
+    """A client of jobs that end one after the other; keeps what it was asked for."""
+
+    def __init__(self, *jobs) -> None:
+        self.jobs = {one.id: one for one in jobs}
+        self.asked: list[str] = []
+
+    def job(self, job_id: str):
+        self.asked.append(job_id)
+        return self.jobs[job_id]
+
+    def events(self, job_id: str, *, after: int):
+        return []
+
+
+def test_nobody_asks_for_a_job_whose_source_is_followed_and_not_over(monkeypatch):
+    source = job(id="a", state="running")
+    waiting = job(id="b", state="waiting", depends_on=["a"])
+    elsewhere = job(id="c", state="succeeded", depends_on=["z"])
+    answers = Answers(source, waiting, elsewhere)
+    rounds = []
+
+    def next_round(_seconds):
+        rounds.append(answers.asked.copy())
+        ended = "succeeded" if len(rounds) > 1 else "running"
+        answers.jobs["a"] = job(id="a", state=ended)
+        if len(rounds) > 2:
+            answers.jobs["b"] = job(id="b", state="succeeded", depends_on=["a"])
+
+    monkeypatch.setattr("tevatron.core.cli.follow.time.sleep", next_round)
+    found = follow_jobs(answers, [source, waiting, elsewhere], quiet=True)
+    assert [one.state for one in found] == ["succeeded"] * 3
+    # First `a` and, for its end, `c`; then `a` alone until it is over; then `b`.
+    assert answers.asked == ["a", "c", "a", "a", "b", "b"]

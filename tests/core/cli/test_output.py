@@ -45,6 +45,7 @@ def job(**fields) -> JobResource:
             "phase": None,
             "reason": None,
             "message": None,
+            "priority": 0,
             "attempt": 1,
             "spec": {},
             "depends_on": [],
@@ -127,8 +128,8 @@ def test_metrics_stand_in_one_order_whatever_postgres_gives():
 def test_jobs_are_one_line_each(capsys):
     print_jobs([job()])
     assert lines(capsys.readouterr().out) == [
-        "job    kind   name  state      attempt  took  result",
-        "job_1  train  fit   succeeded  1        42 s  ckpt_1",
+        "job    kind   name  priority  state      attempt  took  result",
+        "job_1  train  fit   0         succeeded  1        42 s  ckpt_1",
     ]
 
 

@@ -180,7 +180,7 @@ def test_example_is_a_run_file(path):
 
 
 def test_there_are_examples():
-    assert [path.name for path in EXAMPLES.glob("*.yaml")] == ["main_road.yaml"]
+    assert {path.name for path in EXAMPLES.glob("*.yaml")} == {"main_road.yaml", "study.yaml"}
 
 
 def test_text_is_taken_for_a_number_where_yaml_has_no_other_form():

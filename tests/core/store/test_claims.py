@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import text
 from tests.support.store import eval_job, job, states, submit, train_job
 
@@ -67,6 +68,27 @@ def test_a_claim_starts_the_next_attempt_with_the_resolved_spec(sessions):
     assert (row.state, row.holder, row.attempt) == ("starting", "w1", 1)
     assert row.started_at is not None
     assert row.spec["dataset"] == "corpus"
+
+
+def test_the_highest_priority_is_claimed_first_and_the_oldest_of_one(sessions):
+    low, plain, high, higher = submit(
+        sessions,
+        low=eval_job(priority=-1),
+        plain=eval_job(),
+        high=eval_job(priority=3),
+        higher=eval_job(priority=3),
+    )
+    with sessions() as session:
+        ahead = JobRepository(session).num_ahead([low, plain, high, higher])
+    assert ahead == {high: 0, higher: 1, plain: 2, low: 3}
+    taken = [claim(sessions, JobKind.EVAL).job_id for _ in range(4)]
+    assert taken == [high, higher, plain, low]
+
+
+def test_a_priority_is_a_small_number():
+    for wrong in (11, -11, 1.5, "3"):
+        with pytest.raises(ValidationError):
+            eval_job(priority=wrong)
 
 
 def test_a_claim_takes_only_its_kinds_and_the_oldest_first(sessions):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import typer
@@ -14,6 +14,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from tevatron.core.cli.client import POLL_S, Client
 from tevatron.core.contracts.jobs import FINAL_STATES, EventType, JobEvent, JobState
 from tevatron.core.contracts.resources import JobResource
+
+MAX_BARS = 20
+"""Jobs that get a bar each; more of them are told in lines, which a terminal can scroll."""
 
 
 class View(Protocol):
@@ -30,7 +33,7 @@ def follow_jobs(
     """Show the jobs' progress on standard error until all are over; returns them as they ended."""
     if quiet:
         return _follow(client, jobs, Silent())
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or len(jobs) > MAX_BARS:
         return _follow(client, jobs, Lines())
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -48,6 +51,8 @@ def _follow(client: Client, jobs: Sequence[JobResource], view: View) -> list[Job
     try:
         while True:
             for job_id in [job_id for job_id, job in current.items() if seen[job_id] >= 0]:
+                if _is_blocked(current[job_id], current):
+                    continue
                 job = client.job(job_id)
                 events = client.events(job_id, after=seen[job_id])
                 current[job_id] = job
@@ -66,6 +71,15 @@ def _follow(client: Client, jobs: Sequence[JobResource], view: View) -> list[Job
             err=True,
         )
         raise
+
+
+def _is_blocked(job: JobResource, followed: Mapping[str, JobResource]) -> bool:
+    """Say whether nothing can have happened to the job: it waits for one that is followed and is not over."""
+    return job.state is JobState.WAITING and any(
+        followed[source].state not in FINAL_STATES
+        for source in job.depends_on
+        if source in followed
+    )
 
 
 def all_succeeded(jobs: Sequence[JobResource]) -> bool:

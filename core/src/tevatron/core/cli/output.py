@@ -84,7 +84,7 @@ def print_rows(rows: Sequence[Mapping[str, str]], *columns: str) -> None:
 
 def print_jobs(jobs: Sequence[JobResource]) -> None:
     """Write one line for each job."""
-    made = table("job", "kind", "name", "state", "attempt", "took", "result")
+    made = table("job", "kind", "name", "priority", "state", "attempt", "took", "result")
     for job in jobs:
         state = Text(job.state, style=STATE_STYLES.get(job.state, ""))
         _add(
@@ -92,6 +92,7 @@ def print_jobs(jobs: Sequence[JobResource]) -> None:
             job.id,
             job.kind,
             job.name or "-",
+            str(job.priority),
             state,
             str(job.attempt),
             _took(job),

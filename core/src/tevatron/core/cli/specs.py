@@ -13,7 +13,9 @@ import yaml
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tevatron.core.contracts.jobs import JobGroup, JobKind, JobSpec
+from tevatron.core.cli.matrix import expand, read_matrix
+from tevatron.core.cli.study import Study, make_study
+from tevatron.core.contracts.jobs import JobGroup, JobKind, JobSpec, Name
 from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
 from tevatron.core.contracts.train import TrainArguments, aliases
@@ -21,15 +23,18 @@ from tevatron.core.errors import ConfigError, FormatError, unknown_name
 
 Model = TypeVar("Model", bound=BaseModel)
 _spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+_name: TypeAdapter[str] = TypeAdapter(Name)
 
 
 @dataclass(slots=True, kw_only=True)
 class RunFile:
-    """What `tevatron run FILE.yaml` does: register, then submit in one transaction."""
+    """What `tevatron run FILE.yaml` does: register, then submit in one transaction, or run a study."""
 
     models: list[ModelRequest] = field(default_factory=list)
     datasets: list[DatasetRequest] = field(default_factory=list)
     jobs: JobGroup
+    study: Study | None = None
+    """Of a file with a matrix: what submits `jobs` one by one."""
 
 
 def read_yaml(path: Path) -> dict[str, JsonValue]:
@@ -57,13 +62,11 @@ def make_spec(content: Mapping[str, JsonValue], *, what: str) -> JobSpec:
 
 
 def read_run_file(path: Path) -> RunFile:
-    """Read `{models?, datasets?, jobs}`; paths in it are relative to its folder."""
+    """Read `{models?, datasets?, jobs}`, or a study's `{name, matrix, ...}`; paths are relative to its folder."""
     content = read_yaml(path)
-    unknown = sorted(set(content) - {"models", "datasets", "jobs"})
-    if unknown:
-        raise FormatError(
-            f"unknown key '{unknown[0]}'; there are: datasets, jobs, models", path=path
-        )
+    known = {"models", "datasets", "jobs", "matrix", *(["name"] if "matrix" in content else [])}
+    for key in sorted(set(content) - known):
+        raise FormatError(unknown_name("key", key, known), path=path)
     models = [
         _check(
             ModelRequest,
@@ -80,8 +83,31 @@ def read_run_file(path: Path) -> RunFile:
         )
         for name, entry in _mapping(content, "datasets", path).items()
     ]
-    jobs = _check(JobGroup, {"jobs": content.get("jobs")}, what=str(path))
-    return RunFile(models=models, datasets=datasets, jobs=jobs)
+    if "matrix" not in content:
+        jobs = _check(JobGroup, {"jobs": content.get("jobs")}, what=str(path))
+        return RunFile(models=models, datasets=datasets, jobs=jobs)
+    study = _study(content, path)
+    return RunFile(
+        models=models, datasets=datasets, jobs=JobGroup(jobs=dict(study.jobs)), study=study
+    )
+
+
+def _study(content: Mapping[str, JsonValue], path: Path) -> Study:
+    try:
+        name = _name.validate_python(content.get("name"), strict=True)
+    except ValidationError as error:
+        raise FormatError(
+            f"a study needs a name of letters, digits, dots, underscores and hyphens, got {content.get('name')!r}",
+            path=path,
+            field="name",
+        ) from error
+    try:
+        matrix = read_matrix(content["matrix"])
+        expanded = expand(content.get("jobs"), matrix)
+        group = _check(JobGroup, {"jobs": expanded.content}, what="the study")
+        return make_study(name, matrix, jobs=group.jobs, cells_of=expanded.cells_of)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _mapping(content: Mapping[str, JsonValue], key: str, path: Path) -> dict[str, JsonValue]:

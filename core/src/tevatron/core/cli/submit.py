@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from tevatron.core.cli.client import Client
+    from tevatron.core.cli.specs import RunFile
     from tevatron.core.contracts.jobs import JobGroup, JobSpec
     from tevatron.core.contracts.resources import DatasetRequest, DatasetResource, ModelRequest
 
@@ -24,6 +25,10 @@ File = Annotated[
     Path | None, typer.Argument(metavar="[FILE.yaml]", help="A job spec; flags win over it.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the job.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=-10, max=10, help="Higher is claimed first; 0 if left out."),
+]
 Launcher = Annotated[
     str | None, typer.Option(help="local, jobset or slurm; the deployment's own if left out.")
 ]
@@ -57,6 +62,7 @@ def submit_train(  # noqa: PLR0913  a command's options
     num_nodes: Annotated[int | None, typer.Option(help="Machines, on a cluster.")] = None,
     launcher: Launcher = None,
     name: Name = None,
+    priority: Priority = None,
     flags: Annotated[
         bool, typer.Option("--flags", help="List all training flags, then end.")
     ] = False,
@@ -86,6 +92,7 @@ def submit_train(  # noqa: PLR0913  a command's options
         "num_nodes": num_nodes,
         "launcher": launcher,
         "name": name,
+        "priority": priority,
     }
     spec = specs.merge_spec(JobKind.TRAIN, file, given, arguments=specs.train_arguments(words))
     _submit(spec, follow=follow, json=json)
@@ -103,6 +110,7 @@ def submit_export(  # noqa: PLR0913  a command's options
     ] = None,
     launcher: Launcher = None,
     name: Name = None,
+    priority: Priority = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
@@ -118,6 +126,7 @@ def submit_export(  # noqa: PLR0913  a command's options
         "to": to,
         "launcher": launcher,
         "name": name,
+        "priority": priority,
     }
     _submit(specs.merge_spec(JobKind.EXPORT, file, given), follow=follow, json=json)
 
@@ -145,6 +154,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
         list[str] | None, typer.Option(help="Such as ndcg@10; several times.")
     ] = None,
     name: Name = None,
+    priority: Priority = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
@@ -152,7 +162,12 @@ def submit_eval(  # noqa: PLR0913  a command's options
     from tevatron.core.cli import specs  # yaml and pydantic are heavy
     from tevatron.core.contracts.jobs import JobKind
 
-    given: dict[str, JsonValue] = {"dataset": dataset, "split": split, "name": name}
+    given: dict[str, JsonValue] = {
+        "dataset": dataset,
+        "split": split,
+        "name": name,
+        "priority": priority,
+    }
     if benchmark is not None:
         of, _, one = benchmark.partition("/")
         given["benchmark"] = {"name": of, "dataset": one}
@@ -193,6 +208,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Rows from the beginning.")] = None,
     name: Name = None,
+    priority: Priority = None,
     follow: Follow = False,
     json: Json = False,
 ) -> None:
@@ -205,6 +221,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
         "max_negatives": max_negatives,
         "limit": limit,
         "name": name,
+        "priority": priority,
     }
     teacher: dict[str, JsonValue] = {
         "checkpoint": checkpoint,
@@ -225,21 +242,83 @@ def run(
         Path,
         typer.Argument(
             metavar="FILE.yaml",
-            help="{jobs: {name: spec}}, and models and datasets to register first.",
+            help="{jobs: {name: spec}}, and models and datasets to register first; with a matrix a study.",
         ),
     ],
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", "-f", help="Show the progress to the end.")
     ] = True,
+    metric: Annotated[
+        str | None, typer.Option(help="Of a study's table; the evaluations' first if left out.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a study's failed and cancelled jobs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--dry_run", help="Show a study's cells; submit nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Submit the jobs of a file. All or none; they may refer to one another ({from: name})."""
+    """Submit the jobs of a file. All or none; they may refer to one another ({from: name}).
+
+    A file with a matrix is a study: it ends with one table, and run again it goes on where it was.
+    """
     from tevatron.core.cli import specs  # yaml and pydantic are heavy
+    from tevatron.core.errors import ConfigError
 
     content = specs.read_run_file(file)
+    if content.study is not None:
+        _run_study(
+            content, file, follow=follow, metric=metric, resume=resume, dry_run=dry_run, json=json
+        )
+        return
+    if metric is not None or resume or dry_run:
+        raise ConfigError(
+            f"{file}: --metric, --resume and --dry-run are for a study, and this file has no matrix"
+        )
     with connect() as client:
         register(client, models=content.models, datasets=content.datasets)
     _submit(content.jobs, follow=follow, json=json)
+
+
+def _run_study(
+    content: RunFile,
+    file: Path,
+    *,
+    follow: bool,
+    metric: str | None,
+    resume: bool,
+    dry_run: bool,
+    json: bool,
+) -> None:
+    from tevatron.core.cli import output, study_table  # rich is heavy
+    from tevatron.core.cli.study_run import follow_study, submit_study
+    from tevatron.core.contracts.jobs import JobState
+
+    study = content.study
+    assert study is not None
+    shown = study_table.shown_metric(study, metric)
+    # Whether there can be a table is known before anything runs.
+    study_table.rows_of(study)
+    if dry_run:
+        if json:
+            output.print_json(study_table.plan_json(study))
+        else:
+            study_table.print_plan(study)
+        return
+    with connect() as client:
+        register(client, models=content.models, datasets=content.datasets)
+        jobs = submit_study(client, study, resume=resume)
+        if follow:
+            typer.echo(f"{study.name}: {study_table.count_states(jobs)}", err=True)
+            jobs = follow_study(client, jobs, file=file, quiet=json)
+    if json:
+        output.print_json(study_table.study_json(study, jobs, metric=shown))
+    else:
+        study_table.print_study(study, jobs, metric=shown)
+    if any(job.state in (JobState.FAILED, JobState.CANCELLED) for job in jobs.values()):
+        typer.echo(f"to try failed jobs again: tevatron run {file} --resume", err=True)
+        raise typer.Exit(1)
 
 
 def register(

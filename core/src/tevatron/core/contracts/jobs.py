@@ -29,6 +29,8 @@ RemoteUrl = Annotated[
     str, Field(min_length=5, max_length=2000, pattern=r"^[a-z][a-z0-9]*://[!-~]+$")
 ]
 """A file or folder of a file system that fsspec has, such as s3://bucket/folder."""
+Priority = Annotated[int, Field(ge=-10, le=10)]
+"""Of queued jobs of a kind the highest is claimed first, then the oldest: a low one waits as long as higher ones come."""
 METRIC_PATTERN = (
     r"^(ndcg|recall|map|mrr|precision|success|capped_recall|judged)@[1-9][0-9]{0,4}$|^rprec$"
 )
@@ -52,10 +54,10 @@ class Spec(BaseModel):
 
 
 class From(Spec):
-    """The output of another job of the same submission."""
+    """The output of another job."""
 
     source: Name = Field(alias="from")
-    """The other job's name."""
+    """The name of a job of the same submission, or the id of one that was submitted before."""
 
 
 class JobKind(StrEnum):
@@ -122,10 +124,11 @@ class TrainJob(Spec):
     version: Literal[1] = 1
     name: Name | None = None
     """Name of the job; the checkpoint takes it too."""
+    priority: Priority = 0
     model: Ref
     """Base model: a registered model's id or name."""
     dataset: Ref | From
-    """Training data: a registered dataset of kind `training`, or the annotate job of this submission that makes it."""
+    """Training data: a registered dataset of kind `training`, or the annotate job that makes it."""
     validation: Ref | None = None
     """Held-out rows, a registered dataset of kind `training`; they are scored every `eval_steps` steps."""
     backend: Literal["hf", "megatron"] = "hf"
@@ -149,6 +152,7 @@ class ExportJob(Spec):
     kind: Literal[JobKind.EXPORT] = JobKind.EXPORT
     version: Literal[1] = 1
     name: Name | None = None
+    priority: Priority = 0
     train: Ref | From
     """The train job whose states are looked at."""
     step: int | None = Field(default=None, ge=1)
@@ -185,7 +189,7 @@ class ScoredBy(Spec):
     """What scores pairs: exactly one of checkpoint, model and scorers."""
 
     checkpoint: Ref | From | None = None
-    """A checkpoint, or the train or export job of this submission that publishes it."""
+    """A checkpoint, or the train or export job that publishes it."""
     model: Ref | None = None
     """A registered model without a contract; needs prompt_template."""
     scorers: list[Ref] | None = Field(default=None, min_length=1, max_length=64)
@@ -222,6 +226,7 @@ class EvalJob(Spec):
     kind: Literal[JobKind.EVAL] = JobKind.EVAL
     version: Literal[1] = 1
     name: Name | None = None
+    priority: Priority = 0
     dataset: Ref
     """A registered dataset of kind `beir`."""
     split: Name = "test"
@@ -247,6 +252,7 @@ class AnnotateJob(Spec):
     version: Literal[1] = 1
     name: Name | None = None
     """Name of the job; the new dataset takes it too where it is free."""
+    priority: Priority = 0
     dataset: Ref
     """A registered dataset of kind `training`."""
     teacher: ScoredBy
@@ -313,17 +319,3 @@ class JobEvent(BaseModel):
     def ends_job(self) -> bool:
         """Whether nothing follows unless somebody resumes the job."""
         return self.type is EventType.STATE and self.data["state"] in FINAL_STATES
-
-
-def job_sources(spec: AnyJob) -> set[str]:
-    """Return the names of the jobs whose output `spec` uses."""
-    ref: str | From | None
-    if isinstance(spec, TrainJob):
-        ref = spec.dataset
-    elif isinstance(spec, ExportJob):
-        ref = spec.train
-    elif isinstance(spec, EvalJob):
-        ref = None if spec.rerank is None else spec.rerank.checkpoint
-    else:
-        ref = spec.teacher.checkpoint
-    return {ref.source} if isinstance(ref, From) else set()

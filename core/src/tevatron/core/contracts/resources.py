@@ -56,6 +56,8 @@ class JobResource(Resource):
     """Why it failed."""
     message: str | None
     """The failure in words."""
+    priority: int
+    """Of the queued jobs of a kind the highest is claimed first, then the oldest."""
     attempt: int
     """Times that a worker has claimed it."""
     spec: dict[str, JsonValue]

@@ -66,9 +66,12 @@ class Beat:
 def claim_next_job(
     session: Session, kinds: Collection[JobKind], *, worker: str, lease_s: float
 ) -> Claim | None:
-    """Claim the oldest queued job of these kinds; the next attempt starts."""
+    """Claim the queued job of these kinds that has the highest priority, of several the oldest; its next attempt starts."""
     where: ColumnElement[bool] = and_(Job.state == JobState.QUEUED, Job.kind.in_(kinds))
-    while (job := claim_row(session, Job, where, holder=worker, lease_s=lease_s)) is not None:
+    first = (Job.priority.desc(),)
+    while (
+        job := claim_row(session, Job, where, holder=worker, lease_s=lease_s, first=first)
+    ) is not None:
         job.attempt += 1
         move(session, job, JobState.STARTING)
         try:

@@ -17,15 +17,15 @@ from tevatron.core.contracts.jobs import (
     JobKind,
     JobState,
     Phase,
-    job_sources,
 )
+from tevatron.core.contracts.sources import check_group, job_sources
 from tevatron.core.errors import ConflictError
 from tevatron.core.ids import new_id
 from tevatron.core.store.idempotency import once
 from tevatron.core.store.lifecycle import NewEvent, add_events, begin_again, move
 from tevatron.core.store.models import Job, JobDependency, JobEventRow
 from tevatron.core.store.paging import Page, page_of
-from tevatron.core.store.references import References, check_group
+from tevatron.core.store.references import References
 from tevatron.core.store.repository import KeyScope, Repository, owner_of
 
 STEP_PHASES = frozenset({Phase.TRAINING, Phase.SAVING, Phase.EVALUATING})
@@ -225,7 +225,8 @@ class JobRepository(Repository[Job]):
             .where(
                 older.kind == Job.kind,
                 older.state == JobState.QUEUED,
-                tuple_(older.created_at, older.id) < tuple_(Job.created_at, Job.id),
+                tuple_(-older.priority, older.created_at, older.id)
+                < tuple_(-Job.priority, Job.created_at, Job.id),
             )
             .scalar_subquery()
         )
@@ -250,21 +251,23 @@ class JobRepository(Repository[Job]):
         return {(kind, state): count for kind, state, count in rows}
 
     def _store(self, specs: Mapping[str, AnyJob], *, key_id: KeyScope) -> list[str]:
-        check_group(specs)
         references = References(self._session, key_id=key_id)
+        sources = {source for spec in specs.values() for source in job_sources(spec)}
+        earlier = references.earlier(sources - set(specs))
+        check_group(specs, earlier=earlier)
         # Sorted, so that jobs of one submission are claimed in its order.
         ids = dict(zip(specs, sorted(new_id("job") for _ in specs), strict=True))
         group_id = new_id("group") if len(specs) > 1 else None
         jobs: list[Job] = []
         for name, spec in specs.items():
-            sources = job_sources(spec)
             job = Job(
                 id=ids[name],
                 key_id=owner_of(key_id),
                 kind=spec.kind,
                 name=spec.name or name or None,
+                priority=spec.priority,
                 group_id=group_id,
-                state=JobState.WAITING if sources else JobState.QUEUED,
+                state=JobState.WAITING if job_sources(spec) else JobState.QUEUED,
                 spec=spec.model_dump(mode="json", by_alias=True),
                 resolved=references.resolve(spec).model_dump(mode="json", by_alias=True),
                 attempt=0,
@@ -273,11 +276,14 @@ class JobRepository(Repository[Job]):
             jobs.append(job)
         self._session.add_all(jobs)
         self._session.flush()
+        source_ids = {job_id: job_id for job_id in earlier} | ids
         for (name, spec), job in zip(specs.items(), jobs, strict=True):
             add_events(self._session, job, [NewEvent(EventType.STATE, {"state": job.state.value})])
             for source in sorted(job_sources(spec)):
                 self._session.add(
-                    JobDependency(job_id=ids[name], source_id=ids[source], source_name=source)
+                    JobDependency(
+                        job_id=ids[name], source_id=source_ids[source], source_name=source
+                    )
                 )
         self._session.flush()
         return list(ids.values())

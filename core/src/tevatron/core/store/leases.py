@@ -27,13 +27,23 @@ class LeaseLostError(TevatronError):
 
 
 def claim_row(
-    session: Session, table: type[Row], where: ColumnElement[bool], *, holder: str, lease_s: float
+    session: Session,
+    table: type[Row],
+    where: ColumnElement[bool],
+    *,
+    holder: str,
+    lease_s: float,
+    first: Sequence[ColumnElement[int]] = (),
 ) -> Row | None:
-    """Take the oldest row that matches and that nobody else is just taking."""
+    """Take the oldest row that matches and that nobody else is just taking.
+
+    Args:
+        first: What comes before age in the order.
+    """
     row = session.scalars(
         select(table)
         .where(where)
-        .order_by(table.created_at, table.id)
+        .order_by(*first, table.created_at, table.id)
         .limit(1)
         .with_for_update(skip_locked=True)
         .execution_options(populate_existing=True)

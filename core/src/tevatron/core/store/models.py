@@ -155,6 +155,7 @@ class Job(Owned, Leased, Base):
 
     kind: Mapped[JobKind] = mapped_column(_choice(JobKind, "kind"))
     name: Mapped[str | None]
+    priority: Mapped[int] = mapped_column(server_default=text("0"))
     group_id: Mapped[str | None]
     """Shared by the jobs of one submission of several."""
     state: Mapped[JobState] = mapped_column(_choice(JobState, "state"))

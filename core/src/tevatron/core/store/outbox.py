@@ -15,12 +15,12 @@ from sqlalchemy import exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from tevatron.core.contracts.jobs import CLAIMED_STATES, FailReason, JobKind, JobState
+from tevatron.core.contracts.sources import with_sources
 from tevatron.core.store.checkpoints import CheckpointRepository
 from tevatron.core.store.claims import SPEC
 from tevatron.core.store.leases import lapsed_rows
 from tevatron.core.store.lifecycle import move, take_back
 from tevatron.core.store.models import Job, JobDependency
-from tevatron.core.store.references import with_sources
 from tevatron.core.store.scorers import reap_scorers
 
 _BATCH = 200
@@ -82,19 +82,20 @@ def settle_waiting(session: Session) -> list[str]:
 
 def _settle(session: Session, job: Job) -> None:
     sources = session.execute(
-        select(JobDependency.source_name, Job.id, Job.state)
+        select(JobDependency.source_name, Job.id, Job.name, Job.state)
         .join(Job, Job.id == JobDependency.source_id)
         .where(JobDependency.job_id == job.id)
     ).all()
     problem = None
     outputs: dict[str, str] = {}
-    for name, source_id, state in sources:
+    for name, source_id, own_name, state in sources:
         output = _output_of(session, source_id, wanted_by=job.kind)
+        called = f"source job '{own_name or name}' ({source_id})"
         if state is not JobState.SUCCEEDED:
-            problem = f"source job '{name}' ({source_id}) is {state}"
+            problem = f"{called} is {state}"
         elif output is None:
             what = "dataset" if job.kind is JobKind.TRAIN else "checkpoint"
-            problem = f"source job '{name}' ({source_id}) has published no {what}"
+            problem = f"{called} has published no {what}"
         else:
             outputs[name] = output
     if problem is not None:

@@ -5,13 +5,12 @@ Checks here whatever can be known before a job runs. Knows nothing of states and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Collection, Sequence
 
 from pydantic import ValidationError
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tevatron.core.contracts.checkpoint import check_dtype
 from tevatron.core.contracts.jobs import (
     AnnotateJob,
     AnyJob,
@@ -22,13 +21,13 @@ from tevatron.core.contracts.jobs import (
     RankList,
     ScoredBy,
     TrainJob,
-    job_sources,
 )
-from tevatron.core.contracts.train import Head
-from tevatron.core.errors import ConfigError, InputError, unknown_name
+from tevatron.core.contracts.sources import check_export, with_sources
+from tevatron.core.errors import ConfigError, unknown_name
 from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
-from tevatron.core.store.models import DatasetKind, Job, Scorer
+from tevatron.core.store.claims import SPEC
+from tevatron.core.store.models import DatasetKind, Job, JobDependency, Scorer
 from tevatron.core.store.registered import DatasetRepository, ModelRepository
 from tevatron.core.store.repository import KeyScope, Repository
 from tevatron.core.store.scorers import ScorerRepository
@@ -38,77 +37,18 @@ class _JobReferences(Repository[Job]):
     table = Job
     noun = "job"
 
+    def with_ids(self, ids: Collection[str], *, key_id: KeyScope) -> Sequence[Job]:
+        """Return those of the key's jobs that have one of these ids."""
+        return self._session.scalars(self._visible(key_id).where(Job.id.in_(ids))).all()
 
-_SOURCES: dict[JobKind, tuple[JobKind, ...]] = {
-    JobKind.TRAIN: (JobKind.ANNOTATE,),
-    JobKind.EXPORT: (JobKind.TRAIN,),
-    JobKind.EVAL: (JobKind.TRAIN, JobKind.EXPORT),
-    JobKind.ANNOTATE: (JobKind.TRAIN, JobKind.EXPORT),
-}
-"""Kinds of job whose output a job of this kind can use."""
-
-
-def check_group(specs: Mapping[str, AnyJob]) -> None:
-    """Refuse a `{from: name}` that names no job, one of the wrong kind, one that cannot give it, or a circle."""
-    for name, spec in specs.items():
-        for source in sorted(job_sources(spec)):
-            if source not in specs:
-                raise ConfigError(f"job '{name}': {unknown_name('source job', source, specs)}")
-            kind, fits = specs[source].kind, _SOURCES[spec.kind]
-            if kind not in fits:
-                raise ConfigError(
-                    f"job '{name}': source '{source}' is of kind {kind}; "
-                    f"one of kind {' or '.join(fits)} is needed here"
-                )
-    try:
-        TopologicalSorter({name: job_sources(spec) for name, spec in specs.items()}).prepare()
-    except CycleError as error:
-        raise ConfigError(f"jobs wait for one another: {' -> '.join(error.args[1])}") from error
-    for name, spec in specs.items():
-        try:
-            _check_output(spec, specs)
-        except InputError as error:
-            raise ConfigError(f"job '{name}': {error}") from error
-
-
-def _check_output(spec: AnyJob, specs: Mapping[str, AnyJob]) -> None:
-    """Refuse a use of another job's output that this output cannot be put to."""
-    for source in job_sources(spec):
-        given = specs[source]
-        if isinstance(spec, ExportJob) and isinstance(given, TrainJob):
-            _check_export(spec, given)
-        elif isinstance(spec, EvalJob) and spec.rerank is not None:
-            if isinstance(given, ExportJob) and given.form == "adapter":
-                raise ConfigError(
-                    f"rerank: source '{source}' publishes an adapter alone, which no scorer serves"
-                )
-            dtype = _published_dtype(given, specs)
-            if spec.rerank.dtype is not None and dtype is not None:
-                check_dtype({"float32", dtype}, spec.rerank.dtype)
-
-
-def _published_dtype(spec: AnyJob, specs: Mapping[str, AnyJob]) -> str | None:
-    """Return the dtype of the checkpoint that a job publishes; None where these specs do not say."""
-    if isinstance(spec, TrainJob):
-        return spec.arguments.export_dtype or spec.arguments.dtype
-    if isinstance(spec, ExportJob) and spec.dtype is None and isinstance(spec.train, From):
-        return _published_dtype(specs[spec.train.source], specs)
-    return spec.dtype if isinstance(spec, ExportJob) else None
-
-
-def _check_export(spec: ExportJob, train: TrainJob) -> None:
-    """Refuse an export that no state of this training can give."""
-    arguments = train.arguments
-    fits = train.backend == "hf" and arguments.use_lora and arguments.head is Head.YES_NO
-    if spec.form == "adapter" and not fits:
-        raise ConfigError(
-            "form: 'adapter' needs a LoRA run of the hf backend with head 'yes_no', got "
-            f"use_lora {arguments.use_lora}, backend '{train.backend}', head '{arguments.head}'"
+    def sources_of(self, job_id: str) -> dict[str, str]:
+        """Return the ids of the jobs whose output a job uses, by the names that its spec has for them."""
+        rows = self._session.execute(
+            select(JobDependency.source_name, JobDependency.source_id).where(
+                JobDependency.job_id == job_id
+            )
         )
-    if spec.step is not None and 0 < arguments.max_steps < spec.step:
-        raise ConfigError(
-            f"step: the train job ends at step {arguments.max_steps} (max_steps), got {spec.step}"
-        )
+        return dict(rows.all())
 
 
 class References:
@@ -132,6 +72,17 @@ class References:
             return self._annotate(spec)
         return self._eval(spec)
 
+    def earlier(self, ids: Collection[str]) -> dict[str, AnyJob]:
+        """Return the specs of those jobs among `ids` that the key has submitted before, with ids for `{from: name}`."""
+        found: dict[str, AnyJob] = {}
+        for job in self._jobs.with_ids(ids, key_id=self._key_id):
+            try:
+                spec = SPEC.validate_python(job.resolved)
+            except ValidationError as error:
+                raise ConfigError(f"this build cannot read job '{job.id}': {error}") from error
+            found[job.id] = with_sources(spec, self._jobs.sources_of(job.id))
+        return found
+
     def _train(self, spec: TrainJob) -> TrainJob:
         get_template(spec.arguments.prompt_template)
         model = self._models.get(spec.model, key_id=self._key_id)
@@ -154,7 +105,7 @@ class References:
                 f"job '{spec.train}' is of kind {job.kind}; an export needs a train job"
             )
         try:
-            _check_export(spec, TrainJob.model_validate(job.resolved))
+            check_export(spec, TrainJob.model_validate(job.resolved))
         except ValidationError as error:
             raise ConfigError(f"this build cannot read job '{spec.train}': {error}") from error
         saved = (job.result or {}).get("saved_steps")
@@ -245,22 +196,3 @@ def _check_alike(scorers: Sequence[Scorer], what: str) -> None:
             raise ConfigError(
                 f"{what}: the scorers differ in {name}, and their scores cannot be compared: {listed}"
             )
-
-
-def with_sources(spec: AnyJob, outputs: Mapping[str, str]) -> AnyJob:
-    """Return the spec with each `{from: name}` replaced by the id that `outputs` has for the name."""
-    if isinstance(spec, TrainJob) and isinstance(spec.dataset, From):
-        return spec.model_copy(update={"dataset": outputs[spec.dataset.source]})
-    if isinstance(spec, ExportJob) and isinstance(spec.train, From):
-        return spec.model_copy(update={"train": outputs[spec.train.source]})
-    if isinstance(spec, EvalJob) and spec.rerank is not None:
-        return spec.model_copy(update={"rerank": _with_checkpoint(spec.rerank, outputs)})
-    if isinstance(spec, AnnotateJob):
-        return spec.model_copy(update={"teacher": _with_checkpoint(spec.teacher, outputs)})
-    return spec
-
-
-def _with_checkpoint(wanted: ScoredBy, outputs: Mapping[str, str]) -> ScoredBy:
-    if isinstance(wanted.checkpoint, From):
-        return wanted.model_copy(update={"checkpoint": outputs[wanted.checkpoint.source]})
-    return wanted

@@ -22,6 +22,7 @@ def job_resources(jobs: Sequence[Job], repository: JobRepository) -> list[JobRes
             phase=job.phase,
             reason=job.reason,
             message=job.message,
+            priority=job.priority,
             attempt=job.attempt,
             spec=job.spec,
             depends_on=sources.get(job.id, []),
