@@ -27,6 +27,8 @@ REFS = {
     "/v1/evaluations/{ref}": "evaluation",
     "/v1/evaluations/{ref}/values": "evaluation",
     "/v1/evaluations/{ref}/comparison": "evaluation",
+    "/v1/webhooks/{ref}": "webhook",
+    "/v1/webhooks/{ref}/deliveries": "webhook",
 }
 QUERY = {"/v1/evaluations/{ref}/comparison": "?baseline={ref}"}
 """What a route demands besides the path; a baseline of another key's would be found out here too."""
@@ -37,6 +39,7 @@ LISTS = [
     "/v1/datasets",
     "/v1/scorers",
     "/v1/evaluations",
+    "/v1/webhooks",
 ]
 
 
@@ -67,7 +70,7 @@ def send(client: httpx.Client, method: str, path: str) -> httpx.Response:
 
 def test_nothing_of_another_key_can_be_read_or_changed(app, alice, bob, owned):
     walked = walk(app, owned)
-    assert len(walked) == 16
+    assert len(walked) == 19
     for method, path in walked:
         answer = send(bob, method, path)
         assert answer.status_code == 404, (method, path, answer.text)
@@ -88,11 +91,12 @@ def test_lists_show_a_keys_own_rows(alice, bob, owned):
 def test_an_administrator_sees_all(admin, owned, app):
     for path in LISTS:
         assert len(admin.get(path).json()["data"]) >= 1, path
-    for method, path in walk(app, owned):
+    # Deletions last: nothing of a webhook can be read after its own.
+    for method, path in sorted(walk(app, owned), key=lambda operation: operation[0] == "DELETE"):
         if not path.endswith("/log"):
             answer = send(admin, method, path)
             # The job is seen, and does not train.
-            expected = (409,) if path.endswith((":save", ":stop")) else (200, 202)
+            expected = (409,) if path.endswith((":save", ":stop")) else (200, 202, 204)
             assert answer.status_code in expected, (method, path, answer.text)
 
 
@@ -117,13 +121,15 @@ def test_the_names_in_an_error_are_a_keys_own(bob, owned):
     assert "tune" not in bob.get("/v1/checkpoints/tone").text
 
 
-def test_no_answer_holds_a_scorers_token(admin, app, owned):
+def test_no_answer_holds_a_scorers_token_or_a_webhooks_secret(admin, app, owned):
     for path in [
         *LISTS,
         *(path for method, path in walk(app, owned) if method == "GET"),
         "/metrics",
     ]:
-        assert TOKEN not in admin.get(path).text, path
+        text = admin.get(path).text
+        assert TOKEN not in text, path
+        assert "whsec_" not in text, path
 
 
 def test_the_same_name_and_idempotency_key_belong_to_each_key(

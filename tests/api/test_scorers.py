@@ -4,7 +4,7 @@ import httpx
 import pytest
 from tests.support.resources import make_resources
 
-from tevatron.api.scorers.allowed import check_allowed
+from tevatron.api.allowed import check_allowed
 from tevatron.core.errors import ForbiddenError, InputError, TevatronError
 from tevatron.core.store.models import Checkpoint
 from tevatron.core.store.scorers import claim_next_scorer

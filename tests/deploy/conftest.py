@@ -9,7 +9,7 @@ def rendered(tmp_path_factory):
     """Everything that can be applied; `options` is the gpu overlay with the components that it leaves out."""
     everything = {name: render(FOLDER / name) for name in (*OVERLAYS, EXAMPLE)}
     folder = tmp_path_factory.mktemp("options")
-    everything["options"] = render_with("overlays/gpu", ["kueue", "hub"], folder=folder)
+    everything["options"] = render_with("overlays/gpu", ["kueue", "hub", "webhooks"], folder=folder)
     return everything
 
 

@@ -157,3 +157,12 @@ def test_the_hub_is_allowed_by_choice_alone(rendered, gpu):
     assert settings_of("tevatron-api", gpu).allow_hub is False
     assert settings_of("tevatron-api", rendered["options"]).allow_hub is True
     assert "to-hub" in of_kind(rendered["options"], "NetworkPolicy")
+
+
+def test_the_dispatcher_reaches_receivers_of_webhooks_by_choice_alone(rendered, gpu):
+    assert "to-webhooks" not in of_kind(gpu, "NetworkPolicy")
+    policy = of_kind(rendered["options"], "NetworkPolicy")["to-webhooks"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "dispatcher"}
+    [rule] = policy["egress"]
+    assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
+    assert "10.0.0.0/8" in rule["to"][0]["ipBlock"]["except"]

@@ -16,12 +16,13 @@ from tevatron.core.store.scorers import (
     request_scorer,
     scorer_ready,
 )
+from tevatron.core.store.webhooks import WebhookRepository
 
 TOKEN = "canary-token-of-the-scorer"
 
 
 def make_resources(session: Session, *, key_id: str | None) -> dict[str, str]:
-    """Return the ids by kind: job, model, dataset, awaiting, checkpoint, scorer, evaluation."""
+    """Return the ids by kind: job, model, dataset, awaiting, checkpoint, scorer, evaluation, webhook."""
     register(session, key_id=key_id)
     jobs = JobRepository(session).submit(
         {"tune": train_job("tune"), "table": eval_job("table")}, key_id=key_id
@@ -62,6 +63,7 @@ def make_resources(session: Session, *, key_id: str | None) -> dict[str, str]:
             )
         ],
     )
+    webhook = WebhookRepository(session).create("https://hooks.example/", key_id=key_id)
     session.flush()
     return {
         "job": jobs[0].id,
@@ -71,4 +73,5 @@ def make_resources(session: Session, *, key_id: str | None) -> dict[str, str]:
         "checkpoint": checkpoint,
         "scorer": scorer,
         "evaluation": evaluation.id,
+        "webhook": webhook.id,
     }

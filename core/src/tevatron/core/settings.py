@@ -57,6 +57,13 @@ class Settings(BaseModel):
     scorer_allow: list[str] = Field(default_factory=list)
     """URL prefixes that an administrator may register as outside scorers."""
 
+    webhook_allow: list[str] = Field(default_factory=list)
+    """URL prefixes of webhooks that may be plain http or inside the network; others are https to public addresses."""
+    webhook_timeout_s: float = Field(default=10.0, gt=0)
+    """How long one attempt to deliver may take, from the look-up of the name to the answer."""
+    webhook_retry_s: float = Field(default=5.0, gt=0)
+    """Pause after the first attempt that failed; each later one is four times as long, up to 8 hours."""
+
     lease_s: float = 60.0
     """How long a claim holds without a heartbeat."""
     heartbeat_s: float = 10.0

@@ -7,7 +7,7 @@
     cancelled, failed -> queued, waiting      somebody resumed it
 
 `succeeded`, `failed` and `cancelled` are final: nothing but a user's request goes on from there. `move` and `add_events` expect that the caller's transaction has locked the job's row: that
-is what keeps `seq` without gaps. Knows nothing of leases.
+is what keeps `seq` without gaps. A webhook's delivery is stored with the end that it tells. Knows nothing of leases.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 
 from tevatron.core.contracts.jobs import FINAL_STATES, EventType, FailReason, JobState, Phase
 from tevatron.core.errors import ConflictError
+from tevatron.core.store.deliveries import add_deliveries
 from tevatron.core.store.models import Job, JobEventRow
 from tevatron.core.store.nudges import nudge
 
@@ -78,17 +79,7 @@ def move(
     job.reason = reason
     job.message = None if message is None else str(storable(message))
     now = datetime.now(UTC)
-    if state is JobState.STARTING:
-        job.started_at = job.started_at or now
-    elif state is JobState.QUEUED:
-        job.phase = job.published_at = job.lease_until = job.holder = None
-        # The attempt that was asked for a state is over, and has saved one or not.
-        job.save_requested_at = None
-    elif state is JobState.CANCELLING:
-        job.cancel_requested_at = now
-    elif state in FINAL_STATES:
-        job.finished_at = now
-        job.lease_until = None
+    _stamp(job, state, now)
     if state is JobState.FAILED:
         job.phase = phase or job.phase
     if state is JobState.QUEUED or state in FINAL_STATES:
@@ -100,6 +91,23 @@ def move(
     if message is not None:
         data["message"] = job.message
     add_events(session, job, [NewEvent(EventType.STATE, data, now)])
+    if state in FINAL_STATES:
+        add_deliveries(session, job, now)
+
+
+def _stamp(job: Job, state: JobState, now: datetime) -> None:
+    """Write down when the state began, and drop what belonged to the one before."""
+    if state is JobState.STARTING:
+        job.started_at = job.started_at or now
+    elif state is JobState.QUEUED:
+        job.phase = job.published_at = job.lease_until = job.holder = None
+        # The attempt that was asked for a state is over, and has saved one or not.
+        job.save_requested_at = None
+    elif state is JobState.CANCELLING:
+        job.cancel_requested_at = now
+    elif state in FINAL_STATES:
+        job.finished_at = now
+        job.lease_until = None
 
 
 def begin_again(session: Session, job: Job, *, has_sources: bool) -> None:

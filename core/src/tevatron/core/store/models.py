@@ -32,6 +32,7 @@ from tevatron.core.contracts.jobs import EventType, FailReason, JobKind, JobStat
 from tevatron.core.contracts.resources import DatasetKind as DatasetKind
 from tevatron.core.contracts.resources import DatasetState as DatasetState
 from tevatron.core.contracts.resources import ScorerState as ScorerState
+from tevatron.core.contracts.webhooks import DeliveryState
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -202,6 +203,42 @@ class JobEventRow(Base):
     attempt: Mapped[int]
     type: Mapped[EventType] = mapped_column(_choice(EventType, "type"))
     data: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+
+
+class Webhook(Owned, Base):
+    """Where the ends of a key's jobs are told."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (Index(None, "key_id", "created_at", "id"),)
+
+    name: Mapped[str | None]
+    url: Mapped[str]
+    secret: Mapped[str]
+    """Signs every delivery; shown once, when the webhook is made."""
+    disabled_at: Mapped[datetime | None]
+    """When its receiver answered 410 Gone."""
+
+
+class WebhookDelivery(Owned, Base):
+    """One event on its way to one webhook; its id is the `webhook-id` of every attempt."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        Index(None, "webhook_id", "created_at", "id"),
+        Index("ix_webhook_deliveries_due", "next_at", postgresql_where=text("state = 'pending'")),
+    )
+
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    payload: Mapped[dict[str, JsonValue]] = mapped_column(JSONB)
+    state: Mapped[DeliveryState] = mapped_column(
+        _choice(DeliveryState, "state"), server_default=text("'pending'")
+    )
+    attempts: Mapped[int] = mapped_column(server_default=text("0"))
+    """Begun so far; it also fences: an outcome is written only while its attempt is the last one."""
+    next_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """When a pending one is sent, or sent again."""
+    last_error: Mapped[str | None]
 
 
 class Model(Owned, Base):

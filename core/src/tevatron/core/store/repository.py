@@ -1,4 +1,4 @@
-"""What the repositories of models, datasets, checkpoints, scorers and evaluations share.
+"""What the repositories of models, datasets, checkpoints, scorers, evaluations and webhooks share.
 
 A row is visible to the key that made it, and to an administrator. Whoever may read a row may use it in a job; what
 comes of it belongs to who asked for it. `get` takes what a user wrote (an id or a name), `by_id` what a worker found in a
@@ -14,10 +14,10 @@ from sqlalchemy import ColumnElement, Select, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tevatron.core.errors import NotFoundError, unknown_name
-from tevatron.core.store.models import Checkpoint, Dataset, Evaluation, Job, Model, Scorer
+from tevatron.core.store.models import Checkpoint, Dataset, Evaluation, Job, Model, Scorer, Webhook
 from tevatron.core.store.paging import Page, page_of
 
-Row = TypeVar("Row", Job, Model, Dataset, Checkpoint, Scorer, Evaluation)
+Row = TypeVar("Row", Job, Model, Dataset, Checkpoint, Scorer, Evaluation, Webhook)
 
 MAX_NAMES = 50
 """Names that an error about an unknown one lists and compares, newest first."""

@@ -25,6 +25,7 @@ from tevatron.api.models.endpoints import router as models
 from tevatron.api.scorers.endpoints import router as scorers
 from tevatron.api.security import Authentication
 from tevatron.api.trace import RequestTrace
+from tevatron.api.webhooks.endpoints import router as webhooks
 from tevatron.core.settings import Settings
 from tevatron.core.store.session import make_sessions
 
@@ -57,6 +58,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         datasets,
         scorers,
         evaluations,
+        webhooks,
     ):
         app.include_router(router)
     dashboard.install(app)

@@ -1,6 +1,6 @@
 """Repeats one step until it is told to stop; a step that fails is logged and tried again, for as long as it takes.
 
-The dispatcher and the reaper each are one such loop. Knows nothing of what a step does.
+The dispatcher, the reaper and the sender of webhooks each are one such loop. Knows nothing of what a step does.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     serving.add_argument("--host", help="bind address, instead of TEVATRON_API_HOST")
     serving.add_argument("--port", type=int, help="port, instead of TEVATRON_API_PORT")
-    commands.add_parser("dispatcher", help="wake workers, settle waiting jobs, take back lost ones")
+    commands.add_parser(
+        "dispatcher", help="wake workers, settle waiting jobs, take back lost ones, send webhooks"
+    )
     arguments = parser.parse_args(argv)
     try:
         settings = Settings.from_environment()
@@ -86,16 +88,17 @@ def serve(settings: Settings) -> None:
 
 
 def run_dispatcher(settings: Settings) -> None:
-    """Run dispatcher and reaper side by side until SIGTERM."""
+    """Run dispatcher, reaper and the sender of webhooks side by side until SIGTERM."""
     # Imported here: the server needs no Celery.
     from tevatron.api.dispatcher import Dispatcher
     from tevatron.api.loop import Loop
     from tevatron.api.reaper import Reaper
+    from tevatron.api.webhooks.sender import WebhookSender
     from tevatron.core.store.nudges import NudgeListener
     from tevatron.core.worker.celery_app import make_celery
 
     configure_logging("dispatcher")
-    engine = make_engine(settings.require_database(), pool_size=3)
+    engine = make_engine(settings.require_database(), pool_size=4)
     check_schema(engine)
     sessions = make_sessions(engine)
     stopping = threading.Event()
@@ -115,9 +118,17 @@ def run_dispatcher(settings: Settings) -> None:
         poll_s=look_s,
         stopping=stopping,
     )
+    sender = WebhookSender(
+        sessions,
+        allow=settings.webhook_allow,
+        timeout_s=settings.webhook_timeout_s,
+        retry_s=settings.webhook_retry_s,
+        poll_s=look_s,
+        stopping=stopping,
+    )
     loops = [
         Loop(name, step=part.step, pause=part.pause, stopping=stopping, retry_s=settings.poll_s)
-        for name, part in (("dispatcher", dispatcher), ("reaper", reaper))
+        for name, part in (("dispatcher", dispatcher), ("reaper", reaper), ("webhooks", sender))
     ]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

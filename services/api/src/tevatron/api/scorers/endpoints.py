@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from sqlalchemy.orm import Session
 
+from tevatron.api.allowed import check_allowed
 from tevatron.api.body import CheckedRoute
 from tevatron.api.context import Context, CurrentContext, CurrentPage, CurrentSession, ResourceRef
 from tevatron.api.pages import page_resource
 from tevatron.api.problems import responses
-from tevatron.api.scorers.allowed import check_allowed
 from tevatron.api.security import Caller, CurrentCaller
 from tevatron.core.contracts.resources import Page, ScorerRequest, ScorerResource
 from tevatron.core.errors import ForbiddenError

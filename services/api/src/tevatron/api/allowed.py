@@ -1,4 +1,4 @@
-"""Which outside URLs may become scorers: those under a prefix that the operator allows.
+"""Which URLs the operator allows, of outside scorers and of webhooks: those under one of his prefixes.
 
 Compared part by part: as text, `http://scorer:80` would also allow `http://scorer:8000` and `http://scorer:80@other`.
 """
@@ -14,15 +14,20 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def check_allowed(url: str, prefixes: Sequence[str]) -> None:
-    """Refuse a URL that is malformed or under no allowed prefix."""
-    given = _parts(url)
-    if not any(_is_under(given, _parts(prefix)) for prefix in prefixes):
+    """Refuse a scorer's URL that is malformed or under no allowed prefix."""
+    if not is_allowed(parse_url(url), prefixes):
         raise ForbiddenError(
             f"url: {url!r} is under none of the prefixes that the operator allows (TEVATRON_SCORER_ALLOW)"
         )
 
 
-def _parts(url: str) -> SplitResult:
+def is_allowed(url: SplitResult, prefixes: Sequence[str]) -> bool:
+    """Say whether a URL is under one of the prefixes."""
+    return any(_is_under(url, parse_url(prefix)) for prefix in prefixes)
+
+
+def parse_url(url: str) -> SplitResult:
+    """Return the parts of a URL, or refuse it as malformed."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,0 +1,1 @@
+"""Webhooks: the ends of jobs, told to whoever asked."""
