@@ -55,8 +55,7 @@ def sort_chunks(
     if torch.equal(order_C, torch.arange(len(order_C), device=order_C.device)):
         return tokens, probs
     places = _places(sizes_C, order_C, device=tokens.device, total=len(tokens))
-    moved: Tensor = _Move.apply(tokens, *places)
-    return moved, None if probs is None else _Move.apply(probs, *places)
+    return _move(tokens, *places), None if probs is None else _move(probs, *places)
 
 
 def _places(
@@ -71,6 +70,11 @@ def _places(
     source_T = own_T + torch.repeat_interleave(shift_C, taken_C, output_size=total)
     target_T = torch.empty_like(source_T).scatter_(0, source_T, own_T)
     return source_T, target_T
+
+
+def _move(tokens: Tensor, source_T: Tensor, target_T: Tensor) -> Tensor:
+    moved: Tensor = _Move.apply(tokens, source_T, target_T)  # type: ignore[no-untyped-call]
+    return moved
 
 
 class _Move(torch.autograd.Function):

@@ -111,7 +111,8 @@ class _TorchGrouped(nn.Module):
         if is_frozen and tokens_TI.dtype is torch.bfloat16 and len(tokens_TI):
             ends_E = torch.tensor(tokens_per_expert, dtype=torch.int32).cumsum(0, dtype=torch.int32)
             ends_E = ends_E.to(tokens_TI.device, non_blocking=True)
-            return _FrozenProduct.apply(tokens_TI, self._stacked(), ends_E), None
+            found: Tensor = _FrozenProduct.apply(tokens_TI, self._stacked(), ends_E)  # type: ignore[no-untyped-call]
+            return found, None
         parts = torch.split(tokens_TI, tokens_per_expert)
         # An expert without tokens takes part too: its gradient is zero, not missing.
         return torch.cat([F.linear(*pair) for pair in zip(parts, self.weights, strict=True)]), None
