@@ -18,7 +18,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(settings, bucket: Path):
-    return settings.model_copy(update={"remote_roots": [f"file://{bucket}"]})
+    return settings.model_copy(update={"remote_roots": [f"file://{bucket}", "hf://acme"]})
 
 
 def left_over(data: Path) -> list[str]:
@@ -85,6 +85,22 @@ def test_an_export_goes_only_where_the_operator_allows(client: httpx.Client):
     answer = client.post("/v1/jobs", json=body)
     assert answer.status_code == 403
     assert answer.json()["detail"].startswith("to: 's3://elsewhere/x' is under none")
+
+
+@pytest.mark.parametrize(
+    ("to", "status", "detail"),
+    [
+        # Where it may go, the first complaint is that there is no such train job.
+        ("hf://acme/reranker", 404, "first"),
+        ("hf://other/reranker", 403, "to: 'hf://other/reranker' is under none"),
+        ("hf://acme/a/b", 422, "expected a model repository of the hub, hf://owner/name"),
+    ],
+)
+def test_an_export_is_pushed_to_an_allowed_repository_only(
+    client: httpx.Client, to: str, status: int, detail: str
+):
+    answer = client.post("/v1/jobs", json={"kind": "export", "train": "first", "to": to})
+    assert (answer.status_code, detail in answer.json()["detail"]) == (status, True), answer.text
 
 
 def test_two_sources_are_refused(client: httpx.Client, training_file: Path):

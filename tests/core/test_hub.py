@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.hub import COMMIT, Hub, ask_at
+from tests.support.hub import COMMIT, Hub, ask_at, pushes
 
 from tevatron.core.errors import ConfigError, TooLargeError
-from tevatron.core.hub import fetch_dataset, model_folder
+from tevatron.core.hub import fetch_dataset, model_folder, send_model
+
+pytestmark = pushes
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -139,3 +141,71 @@ def test_a_process_asks_the_hub_that_its_environment_names_with_its_token(hub, m
         )
         assert (ran.returncode == 0) is works, ran.stderr
     assert ran.stdout.startswith(str(tmp_path / "home"))
+
+
+STALE = ["*.safetensors", "*.safetensors.index.json"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "checkpoint"
+    (folder / "more").mkdir(parents=True)
+    files = {"model.safetensors": b"weights", "reranker.json": b"{}", "README.md": b"# Reranker"}
+    for name, content in {**files, "more/notes.txt": b"n"}.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_checkpoint_is_pushed_to_a_new_private_repository_in_one_commit(hub, checkpoint):
+    assert send_model(checkpoint, "owner/new", stale=STALE) == COMMIT
+    pushed = hub.repositories["models", "owner/new"]
+    assert (pushed.private, pushed.num_commits) == (True, 1)
+    assert pushed.files == {
+        "model.safetensors": b"weights",
+        "reranker.json": b"{}",
+        "README.md": b"# Reranker",
+        "more/notes.txt": b"n",
+    }
+    # Weights went by LFS, the rest in the commit.
+    assert [*hub.stored.values()] == [b"weights"]
+    assert (model_folder("owner/new") / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_push_to_a_repository_that_is_there_replaces_its_weights_alone(hub, checkpoint, tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors", "LICENSE"):
+        (old / name).write_text("old")
+    there = hub.add("models", "owner/there", old)
+    for _ in range(2):
+        send_model(checkpoint, "owner/there", stale=STALE)
+    names = {path.name for path in checkpoint.rglob("*") if path.is_file()} - {"notes.txt"}
+    assert set(there.files) == {*names, "more/notes.txt", "LICENSE"}
+    assert (there.files["LICENSE"], there.files["model.safetensors"]) == (b"old", b"weights")
+    assert not there.private
+
+
+def test_a_file_that_the_repository_ignores_is_an_error_that_names_it(hub, checkpoint, tmp_path):
+    there = hub.add("models", "owner/there", tmp_path / "nothing")
+    there.ignored = {"reranker.json"}
+    with pytest.raises(
+        ConfigError, match=r"'owner/there' .* not take reranker\.json: its \.gitignore"
+    ):
+        send_model(checkpoint, "owner/there", stale=STALE)
+
+
+def test_without_the_right_to_write_nothing_is_pushed(hub, checkpoint, monkeypatch):
+    hub.writer = "hf_writer"
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    with pytest.raises(ConfigError, match=r"'owner/new' cannot be pushed to the hub: .*401"):
+        send_model(checkpoint, "owner/new", stale=STALE)
+    assert (hub.repositories, hub.stored) == ({}, {})
+    monkeypatch.setenv("HF_TOKEN", "hf_writer")
+    assert send_model(checkpoint, "owner/new", stale=STALE) == COMMIT
+
+
+def test_a_hub_that_does_not_answer_takes_no_push(checkpoint, monkeypatch, tmp_path):
+    ask_at(NOBODY, monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    with pytest.raises(ConfigError, match="model 'owner/new' cannot be pushed to the hub"):
+        send_model(checkpoint, "owner/new", stale=STALE)

@@ -8,7 +8,13 @@ import fsspec
 import pytest
 
 from tevatron.core.errors import ConfigError, ForbiddenError, InputError, TooLargeError
-from tevatron.core.remote import check_remote, fetch_file, fetch_folder, send_folder
+from tevatron.core.remote import (
+    check_remote,
+    fetch_file,
+    fetch_folder,
+    hub_repository,
+    send_folder,
+)
 
 ROOTS = ["s3://team/data/", "file:///srv/shared"]
 
@@ -133,3 +139,18 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written: (NotADirectory|FileExists)Error"):
         send_folder(tmp_path / "in", f"file://{tmp_path}/file/below", last="a")
+
+
+def test_a_repository_of_the_hub_is_told_from_other_places():
+    assert hub_repository("hf://acme/tiny-1.0", field="to") == "acme/tiny-1.0"
+    assert hub_repository("s3://acme/tiny", field="to") is None
+
+
+@pytest.mark.parametrize(
+    "url", ["hf://acme", "hf://acme/a/b", "hf://datasets/a/b", "hf://acme/.x", "hf://acme/a%2fb"]
+)
+def test_what_is_no_model_repository_is_refused(url: str):
+    with pytest.raises(
+        InputError, match=r"^to: expected a model repository of the hub, hf://owner/"
+    ):
+        hub_repository(url, field="to")

@@ -1,10 +1,13 @@
-"""A small hub: the routes of the Hugging Face hub that `huggingface_hub` calls to read a repository, over real HTTP.
+"""A small hub: the routes of the Hugging Face hub that `huggingface_hub` calls for a repository, over real HTTP.
 
-Written from what the library sends and expects; it holds repositories with one commit and names for it.
+Written from what the library sends and expects; it is an imitation. It holds repositories with one commit and names for it.
+What is written: the creation of a repository, the question how each file is sent, the protocol of Git LFS (`basic`) and the
+commit. It has no Xet storage, which the real hub prefers, no branches, and gives every commit the same name.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -16,8 +19,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+pushes = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+"""Marks a test that pushes: the library's LFS calls httpx in a way that httpx deprecates."""
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)/(revision|tree)/([^/]+)")
+_WRITE = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
+_LFS_BATCH = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -29,6 +37,11 @@ class Repository:
     names: set[str] = field(default_factory=lambda: {"main", COMMIT})
     token: str | None = None
     """Who wants it must have this one."""
+    private: bool = False
+    ignored: set[str] = field(default_factory=set)
+    """What its .gitignore names."""
+    num_commits: int = 0
+    """Commits that were made over HTTP."""
 
 
 class Hub(ThreadingHTTPServer):
@@ -41,6 +54,10 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.fetched: list[str] = []
         """Files that were asked for with GET."""
+        self.writer: str | None = None
+        """The token that creating a repository needs."""
+        self.stored: dict[str, bytes] = {}
+        """What was uploaded by LFS, by sha256."""
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
         self._thread.start()
@@ -72,6 +89,8 @@ def ask_at(url: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
         "HUGGINGFACE_CO_URL_TEMPLATE": template,
         "HF_HUB_CACHE": str(cache),
         "HF_HUB_OFFLINE": False,
+        # Pushes go by LFS then, which this hub has.
+        "HF_HUB_DISABLE_XET": True,
     }.items():
         monkeypatch.setattr(f"{constants}{name}", value)
 
@@ -108,6 +127,87 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815  http.server's names
 
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        body = self._body()
+        if path == "/api/validate-yaml":
+            self._answer(json.dumps({"errors": [], "warnings": []}))
+        elif path == "/api/repos/create":
+            self._create(json.loads(body))
+        elif match := _LFS_BATCH.fullmatch(path):
+            if self._find("models", match[1], "main") is not None:
+                self._answer(json.dumps(self._lfs(json.loads(body)["objects"])))
+        elif match := _WRITE.fullmatch(path):
+            found = self._find("models", match[1], "main")
+            if found is not None and match[2] == "preupload":
+                self._answer(json.dumps(_upload_modes(found, json.loads(body)["files"])))
+            elif found is not None:
+                self._commit(match[1], found, [json.loads(line) for line in body.splitlines()])
+        else:
+            self._refuse(404, "RepoNotFound")
+
+    def do_PUT(self) -> None:
+        """Take a file that is sent by LFS; the address has its sha256."""
+        content = self._body()
+        oid = self.path.rpartition("/")[2]
+        if hashlib.sha256(content).hexdigest() != oid:
+            self._refuse(400, "WrongSha256")
+            return
+        self.server.stored[oid] = content
+        self._answer("")
+
+    def _body(self) -> bytes:
+        if self.headers["Transfer-Encoding"] != "chunked":
+            return self.rfile.read(int(self.headers["Content-Length"] or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _create(self, asked: dict[str, object]) -> None:
+        repo_id = f"{asked['organization']}/{asked['name']}"
+        if self.server.writer and self.headers["Authorization"] != f"Bearer {self.server.writer}":
+            self._refuse(401, "Unauthorized")
+            return
+        there = ("models", repo_id) in self.server.repositories
+        if not there:
+            private = asked.get("visibility") == "private"
+            self.server.repositories["models", repo_id] = Repository(
+                {}, token=self.server.writer, private=private
+            )
+        url = f"{self.server.url}/{repo_id}"
+        self._answer(json.dumps({"url": url, "name": repo_id}), status=409 if there else 200)
+
+    def _lfs(self, objects: list[dict[str, object]]) -> dict[str, object]:
+        answers = []
+        for one in objects:
+            upload = {"href": f"{self.server.url}/lfs/{one['oid']}"}
+            is_stored = one["oid"] in self.server.stored
+            answers.append(one if is_stored else {**one, "actions": {"upload": upload}})
+        return {"transfer": "basic", "objects": answers}
+
+    def _commit(
+        self, repo_id: str, repository: Repository, lines: list[dict[str, dict[str, str]]]
+    ) -> None:
+        for line in lines:
+            key, value = line["key"], line["value"]
+            if key == "file":
+                repository.files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                repository.files[value["path"]] = self.server.stored[value["oid"]]
+            elif key == "deletedFile":
+                del repository.files[value["path"]]
+            else:
+                assert key == "header", line
+        repository.num_commits += 1
+        self._answer(
+            json.dumps(
+                {"commitUrl": f"{self.server.url}/{repo_id}/commit/{COMMIT}", "commitOid": COMMIT}
+            )
+        )
+
     def _find(self, kind: str, repo_id: str, revision: str) -> Repository | None:
         found = self.server.repositories.get((kind, repo_id))
         if found is None:
@@ -131,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(payload)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(payload)
 
     def log_message(self, *_: object) -> None:
@@ -142,8 +242,21 @@ def _info(repo_id: str, repository: Repository) -> dict[str, object]:
     return {
         "id": repo_id,
         "sha": COMMIT,
-        "private": False,
+        "private": repository.private,
         "siblings": [{"rfilename": name} for name in sorted(repository.files)],
+    }
+
+
+def _upload_modes(repository: Repository, files: list[dict[str, str]]) -> dict[str, object]:
+    return {
+        "files": [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                "shouldIgnore": file["path"] in repository.ignored,
+            }
+            for file in files
+        ]
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.hub import Hub, ask_at
+from tests.support.hub import COMMIT, Hub, ask_at, pushes
 from tests.support.processes import wait_for
 from tests.support.train_bench import SUPPORT, Bench
 
@@ -359,6 +359,40 @@ def test_an_export_job_copies_its_checkpoint_to_a_url(bench: Bench, tmp_path: Pa
     assert job.result["url"] == f"file://{place}"
     published = bench.settings.data / "checkpoints" / str(job.result["checkpoint_id"])
     assert sha256_tree(place) == sha256_tree(published)
+
+
+@pushes
+def test_an_export_job_pushes_its_checkpoint_to_the_hub(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    train_id = bench.train()
+    assert bench.work()
+    hub = Hub()
+    ask_at(hub.url, monkeypatch, tmp_path / "cache")
+    hub.writer = "hf_worker"
+    before = bench.published()
+    refused = bench.submit(ExportJob(train=train_id, to="hf://acme/reranker"))
+    assert bench.work()
+    job = bench.job(refused)
+    assert (job.state, job.reason, job.phase) == (JobState.FAILED, "config_error", "publishing")
+    assert "model 'acme/reranker' cannot be pushed to the hub" in str(job.message)
+    assert bench.published() == before
+    monkeypatch.setenv("HF_TOKEN", "hf_worker")
+    export_id = bench.submit(ExportJob(train=train_id, to="hf://acme/reranker"))
+    assert bench.work()
+    hub.close()
+    job = bench.job(export_id)
+    assert (job.state, job.message) == (JobState.SUCCEEDED, None)
+    assert job.result is not None
+    assert (job.result["url"], job.result["commit"]) == ("hf://acme/reranker", COMMIT)
+    published = bench.settings.data / "checkpoints" / str(job.result["checkpoint_id"])
+    pushed = hub.repositories["models", "acme/reranker"]
+    assert pushed.private
+    assert pushed.files == {
+        path.relative_to(published).as_posix(): path.read_bytes()
+        for path in published.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_an_export_that_cannot_be_copied_fails_and_publishes_nothing(

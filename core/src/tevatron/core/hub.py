@@ -1,4 +1,6 @@
-"""What comes from the Hugging Face hub: a model's folder, and a dataset repository's files. Knows no model, no format.
+"""What comes from the Hugging Face hub and goes there: a model's folder, a dataset repository's files, a checkpoint.
+
+Knows no model, no format.
 
 HF_ENDPOINT names another hub, HF_TOKEN opens what is not public; both are the library's own.
 """
@@ -84,8 +86,41 @@ def fetch_dataset(
     return sorted(file.filename for file in found)
 
 
+def send_model(folder: Path, repo_id: str, *, stale: Sequence[str]) -> str:
+    """Push a folder to a model repository in one commit, and return the commit. Repeating it does no harm.
+
+    Args:
+        folder: The files.
+        repo_id: Of the repository, owner/name; a new one is private, one that is there keeps its visibility.
+        stale: Patterns of files that are removed where the folder has none of that name.
+
+    Raises:
+        ConfigError: It cannot be written, or the repository does not take every file.
+    """
+    # Heavy, and of no use where nothing is pushed.
+    from huggingface_hub import HfApi
+
+    with _refusals(f"model '{repo_id}'", "cannot be pushed to"):
+        api = HfApi()
+        api.create_repo(repo_id, private=True, exist_ok=True)
+        pushed = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message="Checkpoint of Tevatron",
+            delete_patterns=[*stale],
+        )
+        there = set(api.list_repo_files(repo_id, revision=pushed.oid))
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    if left_out := files - there:
+        # Its .gitignore; the library passes over what matches.
+        raise ConfigError(
+            f"model '{repo_id}' on the hub does not take {', '.join(sorted(left_out))}: its .gitignore names them"
+        )
+    return pushed.oid
+
+
 @contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def _refusals(what: str, failed: str = "cannot be fetched from") -> Iterator[None]:
     """Turn whatever the hub, the network or the disk says into one sentence; no progress bars into a log."""
     # With the library alone.
     import httpx
@@ -95,5 +130,7 @@ def _refusals(what: str) -> Iterator[None]:
         disable_progress_bars()
     try:
         yield
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        raise ConfigError(f"{what} cannot be fetched from the hub: {error}") from error
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+        # An upload says which file it was; what happened to it is the cause's word.
+        reason = f"{error} {error.__cause__}" if type(error) is RuntimeError else error
+        raise ConfigError(f"{what} {failed} the hub: {reason}") from error

@@ -7,6 +7,7 @@ format. Only what lies under a prefix that the operator allows (TEVATRON_REMOTE_
 from __future__ import annotations
 
 import posixpath
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _CHUNK_BYTES = 2**20
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_remote(url: str, roots: Sequence[str], *, field: str) -> None:
@@ -44,6 +46,22 @@ def check_remote(url: str, roots: Sequence[str], *, field: str) -> None:
         raise ForbiddenError(
             f"{field}: {url!r} is under none of the prefixes that the operator allows (TEVATRON_REMOTE_ROOTS)"
         )
+
+
+def hub_repository(url: str, *, field: str) -> str | None:
+    """Return the model repository that `hf://owner/name` names, None for a URL of another file system.
+
+    Raises:
+        InputError: It is a URL of the hub and names something else.
+    """
+    scheme, _, path = url.partition("://")
+    if scheme != "hf":
+        return None
+    if not _REPOSITORY.fullmatch(path):
+        raise InputError(
+            f"{field}: expected a model repository of the hub, hf://owner/name, got {url[:200]!r}"
+        )
+    return path
 
 
 def fetch_file(url: str, place: Path, *, max_bytes: int) -> None:

@@ -162,7 +162,8 @@ class ExportJob(Spec):
     form: Literal["merged", "adapter"] = "merged"
     """A LoRA run's merged weights, or its adapter alone in PEFT's format."""
     to: RemoteUrl | None = None
-    """A folder into which the checkpoint is copied too, under a prefix that the operator allows."""
+    """A folder into which the checkpoint is copied too, or a model repository `hf://owner/name` to which it is pushed, under a
+    prefix that the operator allows."""
     launcher: LauncherName | None = None
     """What starts the export's process; the deployment's own when unset."""
 

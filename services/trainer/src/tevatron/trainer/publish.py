@@ -16,9 +16,10 @@ from sqlalchemy.orm import Session
 from tevatron.core.contracts.checkpoint import CONTRACT_NAME, read_contract
 from tevatron.core.contracts.jobs import FailReason, JobKind, Phase
 from tevatron.core.contracts.run import EXPORT_NAME
-from tevatron.core.errors import ConfigError, JobError
+from tevatron.core.errors import ConfigError, InputError, JobError
 from tevatron.core.formats.files import sha256_tree
-from tevatron.core.remote import send_folder
+from tevatron.core.hub import send_model
+from tevatron.core.remote import hub_repository, send_folder
 from tevatron.core.settings import Settings
 from tevatron.core.store.checkpoints import CheckpointRepository, checkpoint_id_of
 from tevatron.core.store.models import Checkpoint
@@ -28,6 +29,8 @@ from tevatron.trainer.watch import exported_step
 
 CHECKPOINTS = "checkpoints"
 """Folder of the published checkpoints below TEVATRON_DATA."""
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json")
+"""Files that make another model of a repository where an earlier push has left them."""
 
 
 def published_folder(settings: Settings, job_id: str) -> Path:
@@ -93,18 +96,22 @@ def publish(ctx: JobContext, run: RunFolder, *, to: str | None = None) -> Finish
         "step": exported_step(run.events),
     }
     if to is not None:
-        _send(source, to)
-        result["url"] = to
+        result |= _send(source, to)
     if claim.kind is JobKind.TRAIN:
         # A wrong step of an export is refused by them when it is submitted.
         result["saved_steps"] = [*run.saved_steps()]
     return Finished(result=result, write=write, discard=discard)
 
 
-def _send(folder: Path, url: str) -> None:
+def _send(folder: Path, url: str) -> dict[str, JsonValue]:
+    """Copy the checkpoint to a URL, or push it to the hub; return what the job's result says about it."""
     try:
+        repository = hub_repository(url, field="to")
+        if repository is not None:
+            return {"url": url, "commit": send_model(folder, repository, stale=WEIGHTS)}
         send_folder(folder, url, last=CONTRACT_NAME)
-    except ConfigError as error:
+        return {"url": url}
+    except (ConfigError, InputError) as error:
         raise JobError(
             str(error), reason=FailReason.CONFIG_ERROR, phase=Phase.PUBLISHING
         ) from error

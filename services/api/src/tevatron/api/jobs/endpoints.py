@@ -18,7 +18,7 @@ from tevatron.core.contracts.resources import JobResource, Page, SubmittedJobs
 from tevatron.core.errors import ConfigError
 from tevatron.core.model_shape import ModelShape
 from tevatron.core.plan import make_plan
-from tevatron.core.remote import check_remote
+from tevatron.core.remote import check_remote, hub_repository
 from tevatron.core.store.jobs import JobRepository
 from tevatron.core.store.nudges import nudge
 from tevatron.core.store.registered import ModelRepository
@@ -66,6 +66,7 @@ def submit_jobs(
     for spec in specs.values():
         if isinstance(spec, ExportJob) and spec.to is not None:
             check_remote(spec.to, context.settings.remote_roots, field="to")
+            hub_repository(spec.to, field="to")
     digest = hashlib.sha256(body.model_dump_json(by_alias=True).encode()).hexdigest()
     repository = JobRepository(session)
     jobs = repository.submit(
