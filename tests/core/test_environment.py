@@ -1,6 +1,6 @@
 import pytest
 
-from tevatron.core.environment import child_environment
+from tevatron.core.environment import child_environment, without_passwords
 
 KNOBS = {
     "PATH": "/bin",
@@ -59,3 +59,26 @@ def test_the_hub_and_its_token_are_for_children_that_may_fetch():
 def test_a_child_sees_its_own_devices_only(devices, visible):
     environment = child_environment({"CUDA_VISIBLE_DEVICES": "0,1,2"}, devices=devices)
     assert environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_a_child_that_reports_gets_the_secrets_of_its_trackers_alone():
+    given = {
+        "WANDB_API_KEY": "k",
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": "https://user:password@mlflow",
+        "MLFLOW_TRACKING_TOKEN": "t",
+        "HF_TOKEN": "h",
+    }
+
+    def passed(*trackers: str) -> set[str]:
+        return {*child_environment(given, devices=None, trackers=trackers)} - {"HF_HUB_OFFLINE"}
+
+    assert passed() == {"WANDB_MODE"}
+    assert passed("wandb") == {"WANDB_MODE", "WANDB_API_KEY"}
+    assert passed("mlflow") == {"WANDB_MODE", "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"}
+
+
+def test_a_message_is_shown_without_the_passwords_in_its_urls():
+    assert (
+        without_passwords("GET https://user:p@ss@host/x failed") == "GET https://***@host/x failed"
+    )

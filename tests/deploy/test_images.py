@@ -106,7 +106,10 @@ def test_the_lock_has_a_version_of_all_that_an_image_installs(parts: set[str]):
         (("api", "api"), TOOLS | SERVERS | TORCH | {"numpy"}),
         (("evaluator", "evaluator"), TOOLS | SERVERS | TORCH | {"typer"}),
         (("scorer", "hf"), TOOLS | SERVERS | {"bm25s", "scipy"}),
-        (("trainer", "hf"), TOOLS | SERVERS | {"bm25s", "fastapi", "scipy"}),
+        (
+            ("trainer", "hf"),
+            TOOLS | SERVERS | {"bm25s", "fastapi", "mlflow-skinny", "scipy", "wandb"},
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

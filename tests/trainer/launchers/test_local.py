@@ -166,6 +166,26 @@ def test_ranks_get_no_secrets_and_only_the_devices_of_the_worker(
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.parametrize("trackers", [["wandb"], []])
+def test_ranks_get_the_key_of_a_tracker_that_the_run_reports_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trackers: list[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t")
+    launch = Launch(
+        module="stand_in_program",
+        config_path=tmp_path / "config.json",
+        run_folder=tmp_path,
+        log_path=tmp_path / "attempt-1.log",
+        marker="job_019a:1",
+        num_processes=1,
+        trackers=trackers,
+    )
+    environment = LocalLauncher(Settings(home=tmp_path))._environment(launch)
+    assert environment.get("WANDB_API_KEY") == ("k" if trackers else None)
+    assert "MLFLOW_TRACKING_TOKEN" not in environment
+
+
 def test_torchrun_lets_ranks_save_for_as_long_as_a_shutdown_may_take(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -88,6 +88,15 @@ def test_dead_flags_warn_and_say_what_to_use(words, advice):
         (["--deepspeed", "ds.json"], r"--deepspeed is not supported: use --fsdp shard_grad_op"),
         (["--lora_name_or_path", "x"], r"--lora_name_or_path is not supported: merge"),
         (["--train_n_passages", "8"], r"use --train_group_size"),
+        (
+            ["--report_to", "comet"],
+            r"'report_to.0': Input should be 'wandb' or 'mlflow', got 'comet'",
+        ),
+        (
+            ["--wandb_entity", "team"],
+            r"wandb_entity 'team' needs wandb_project, or report_to 'wandb'",
+        ),
+        (["--project", "papers"], r"--project is not supported: use --wandb_project"),
         (["--eval_steps", "5"], r"command line: .*eval_steps 5 needs validation_path"),
         (["--validation_path", "held.jsonl"], r"validation_path is given, but eval_steps is 0"),
         (["--eval_strategy", "steps"], r"--eval_strategy is not honoured by the hf backend"),
@@ -130,14 +139,31 @@ def test_values_that_change_nothing_are_taken():
 
 
 def test_the_trainers_own_names_pass_through():
-    parsed = parse(
-        [*BASE, "--dataloader_num_workers", "2", "--report_to", "none", "--tf32", "true"]
-    )
-    assert parsed.run.hf_arguments == {
-        "dataloader_num_workers": 2,
-        "report_to": "none",
-        "tf32": True,
-    }
+    parsed = parse([*BASE, "--dataloader_num_workers", "2", "--tf32", "true"])
+    assert parsed.run.hf_arguments == {"dataloader_num_workers": 2, "tf32": True}
+
+
+@pytest.mark.parametrize("backend", ["hf", "megatron"])
+@pytest.mark.parametrize(
+    ("words", "trackers"),
+    [
+        (["--report_to", "none"], []),
+        (["--report_to", "tensorboard"], []),
+        (["--report_to", "mlflow", "tensorboard", "wandb"], ["wandb", "mlflow"]),
+        (["--report_to", "wandb,mlflow"], ["wandb", "mlflow"]),
+        (["--wandb_project", "papers", "--wandb_entity", "team"], ["wandb"]),
+        (["--wandb_project", "papers", "--report_to", "mlflow"], ["wandb", "mlflow"]),
+        (["--wandb_run_name", "first"], []),
+    ],
+)
+def test_where_the_metrics_go(words, trackers, backend):
+    parsed = parse([*BASE, *words], backend=backend)
+    assert parsed.run.arguments.trackers == trackers
+    assert parsed.warnings == []
+
+
+def test_the_references_name_of_a_run():
+    assert arguments("--wandb_run_name", "first").run_name == "first"
 
 
 @pytest.mark.parametrize("missing", ["model_name_or_path", "dataset_path", "output_dir"])

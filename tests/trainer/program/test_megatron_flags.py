@@ -37,9 +37,9 @@ def test_the_references_command_line_is_understood():
     assert (arguments.max_grad_norm, arguments.max_steps, arguments.lora_r) == (0.5, 7, 16)
     assert (arguments.gradient_checkpointing, arguments.packing) == (True, False)
     assert arguments.dtype == "bfloat16"
+    assert (arguments.wandb_project, arguments.trackers) == ("p", ["wandb"])
     assert parsed.warnings == [
         "--global_batch_size has no effect: the step takes micro_batch_size x num_micro_batches x replicas queries",
-        "--wandb_project has no effect: the numbers of each step are in events.jsonl",
     ]
 
 

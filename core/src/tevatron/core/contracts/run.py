@@ -3,8 +3,8 @@
 The worker writes `config.json` into the run folder and starts the program on it; the program appends one JSON object
 a line to `events.jsonl` beside it and leaves the published form in `export/`. Nothing else passes between them.
 
-Run folder: config.json, events.jsonl, tensorboard/ (the same metrics), states/step-<N>/ (resumable, complete when it has
-that name), export/, and exports/step-<N>/ where a run publishes on the way.
+Run folder: config.json, events.jsonl, tensorboard/ (the same metrics), tracking/ (where they are sent on), states/step-<N>/
+(resumable, complete when it has that name), export/, and exports/step-<N>/ where a run publishes on the way.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ EXPORTS_NAME = "exports"
 """Checkpoints published on the way, `step-<N>` each."""
 TENSORBOARD_NAME = "tensorboard"
 """Event files of TensorBoard, one an attempt."""
+TRACKING_NAME = "tracking"
+"""`<tracker>.id` says which run of the tracker it is; W&B's own files lie beside it."""
 CANCEL_NAME = "cancel"
 """A file of this name in the run folder turns SIGTERM from 'save and exit' into 'exit at once'."""
 SAVE_NAME = "save"

@@ -7,7 +7,7 @@ spellings. A backend that does not honour a flag refuses it by name.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,6 +29,10 @@ class Head(StrEnum):
 
     YES_NO = "yes_no"
     SEQ_CLS = "seq_cls"
+
+
+TrackerName = Literal["wandb", "mlflow"]
+"""Where the metrics of a run can be sent to."""
 
 
 class TrainArguments(BaseModel):
@@ -153,6 +157,21 @@ class TrainArguments(BaseModel):
     logging_steps: int = Field(default=10, ge=1, json_schema_extra={"aliases": ["log_interval"]})
     """Write an event every this many steps, and at the last one."""
 
+    # Tracking
+    report_to: list[TrackerName] = []
+    """Send the metrics to `wandb` or `mlflow` too; TensorBoard's files are always written."""
+    wandb_project: str | None = Field(default=None, min_length=1, max_length=128)
+    """Project of W&B, which this turns on."""
+    wandb_entity: str | None = Field(default=None, min_length=1, max_length=128)
+    """User or team of W&B that the project is of; the key's own when unset."""
+    run_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        json_schema_extra={"aliases": ["wandb_run_name"]},
+    )
+    """What the trackers call the run; they think of a name when unset."""
+
     # Validation
     eval_steps: int = Field(default=0, ge=0)
     """Score the held-out rows every this many steps, and at the last one; 0 never does."""
@@ -165,6 +184,20 @@ class TrainArguments(BaseModel):
 
     megatron: MegatronArguments = Field(default_factory=MegatronArguments)
     """What only the megatron backend has; the hf backend refuses anything but the defaults."""
+
+    @property
+    def trackers(self) -> list[TrackerName]:
+        """Where the metrics are sent to."""
+        asked = {*self.report_to, *(["wandb"] if self.wandb_project else [])}
+        return [name for name in get_args(TrackerName) if name in asked]
+
+    @model_validator(mode="after")
+    def _entity_needs_wandb(self) -> Self:
+        if self.wandb_entity and "wandb" not in self.trackers:
+            raise ValueError(
+                f"wandb_entity '{self.wandb_entity}' needs wandb_project, or report_to 'wandb'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _adapters_need_lora(self) -> Self:

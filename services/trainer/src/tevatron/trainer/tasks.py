@@ -7,7 +7,7 @@ imports torch: the ranks do, in processes of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,6 +74,7 @@ class Tasks:
                     num_processes=spec.num_processes,
                     num_nodes=spec.num_nodes,
                     environment=spec.backend,
+                    trackers=spec.arguments.trackers,
                 )
                 _run(ctx, launcher, launch, run, config)
         return publish(ctx, run)
@@ -107,6 +108,7 @@ def _launch(
     num_processes: int,
     num_nodes: int | None,
     environment: Environment,
+    trackers: Sequence[str] = (),
 ) -> Launch:
     claim = ctx.claim
     return Launch(
@@ -118,6 +120,7 @@ def _launch(
         num_processes=num_processes,
         num_nodes=num_nodes,
         environment=environment,
+        trackers=trackers,
     )
 
 

@@ -5,6 +5,7 @@ The worker submits and watches. A launcher knows nothing of jobs, of the databas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -39,6 +40,8 @@ class Launch:
     num_nodes: int | None = None
     """As many as the ranks need when unset."""
     environment: Environment = "hf"
+    trackers: Sequence[str] = ()
+    """Trackers whose secrets the ranks get of this process; in pods the operator's secrets are mounted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

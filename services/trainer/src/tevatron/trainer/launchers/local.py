@@ -84,7 +84,7 @@ class LocalLauncher:
 
     def _environment(self, launch: Launch) -> dict[str, str]:
         # The worker has fetched what comes from the hub.
-        environment = child_environment(os.environ, devices=self._devices)
+        environment = child_environment(os.environ, devices=self._devices, trackers=launch.trackers)
         environment.setdefault("OMP_NUM_THREADS", num_threads(num_ranks=launch.num_processes))
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         environment |= torchrun_variables(stop_grace_s=self._settings.stop_grace_s)

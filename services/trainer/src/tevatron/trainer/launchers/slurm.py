@@ -162,8 +162,8 @@ class SlurmCluster:
         sbatch(
             batch_file(self._settings, batch),
             folder=launch.run_folder,
-            # Without this process's secrets.
-            environment=child_environment(os.environ, devices=None),
+            # Without this process's secrets, but for those of the run's trackers.
+            environment=child_environment(os.environ, devices=None, trackers=launch.trackers),
         )
 
     def look(self, name: str) -> Sight | None:

@@ -27,6 +27,9 @@ class MetricsReader(Protocol):
     def take(self, data: Mapping[str, JsonValue]) -> None:
         """Take the event's data."""
 
+    def end(self, how: RunEventType) -> None:
+        """Know that no more come: `exported`, `stopped` or `failed`."""
+
 
 class EventWriter:
     """Appends events of one rank; only rank 0 reports, except for failures, which every rank may."""
@@ -67,10 +70,12 @@ class EventWriter:
     def exported(self, step: int) -> None:
         """Say that export/ is whole."""
         self._write(RunEventType.EXPORTED, {"step": step})
+        self._end(RunEventType.EXPORTED)
 
     def stopped(self, step: int | None) -> None:
         """Say that the run ended because it was asked to, with this state saved."""
         self._write(RunEventType.STOPPED, {"step": step})
+        self._end(RunEventType.STOPPED)
 
     def failed(self, reason: FailReason, message: str, *, phase: str | None = None) -> None:
         """Say why the run ends; any rank may, and the first one counts."""
@@ -79,6 +84,12 @@ class EventWriter:
             RunEventType.FAILED,
             {"reason": reason.value, "phase": where, "message": message, "rank": self.rank},
         )
+        self._end(RunEventType.FAILED)
+
+    def _end(self, how: RunEventType) -> None:
+        readers, self.readers = self.readers, []
+        for reader in readers:
+            reader.end(how)
 
     def _write(self, kind: RunEventType, data: dict[str, JsonValue]) -> None:
         if self.rank == 0:

@@ -196,6 +196,12 @@ def _translate(
 ) -> dict[str, JsonValue]:
     """Return the fields that a flag sets; none where it is dead, an error where it is not honoured."""
     name = {**aliases(), **_RUN_ALIASES}.get(given, given)
+    if given == "report_to":
+        names = _typed(given, value)
+        if isinstance(names, list):
+            # Hugging Face's names of what is so anyway.
+            names = [name for name in names if name not in ("none", "tensorboard")]
+        return {given: names}
     if name in RUN_FLAGS or (name in TrainArguments.model_fields and name != "megatron"):
         return {name: value}
     if given == "no_packing":
@@ -276,7 +282,7 @@ def _typed(name: str, value: JsonValue) -> JsonValue:
     kinds = set(typing.get_args(wanted)) if isinstance(wanted, types.UnionType) else {wanted}
     if bool in kinds:
         return _boolean(name, value)
-    if list[str] in kinds and isinstance(value, str):
+    if list in {typing.get_origin(kind) for kind in kinds} and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 

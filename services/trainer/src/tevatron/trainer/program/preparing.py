@@ -28,6 +28,7 @@ from tevatron.trainer.program.models import BaseModel
 from tevatron.trainer.program.states import State, newest_state
 from tevatron.trainer.program.stopping import Stopper
 from tevatron.trainer.program.tensorboard import TensorBoard
+from tevatron.trainer.program.tracking import check_trackers, open_trackers
 from tevatron.trainer.program.validation import VALIDATION_NAME, Validation
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ def begin(config: TrainRun, events: EventWriter) -> Stopper:
     stopper = Stopper(config.output_dir, rank=events.rank)
     stopper.install(lambda: events.stopped(None))
     events.phase(Phase.PREPARING)
+    check_trackers(config.arguments)
     return stopper
 
 
@@ -76,7 +78,10 @@ def prepare(
         run = run.go_on_from(state)
         logger.info("going on from the state of step %d", state.step)
     if events.rank == 0:
-        events.readers = [TensorBoard(config.output_dir, step=0 if state is None else state.step)]
+        events.readers.append(
+            TensorBoard(config.output_dir, step=0 if state is None else state.step)
+        )
+        events.readers += open_trackers(config, events)
     dataset = GroupDataset(
         rows,
         renderer=base.renderer,

@@ -14,9 +14,6 @@ DEAD: dict[str, str] = {
     "save_safetensors": "weights are always written as safetensors",
     "cache_dir": "set HF_HOME to choose where the hub's files are kept",
     "dataset_cache_dir": "local files are read directly, nothing is cached",
-    "wandb_project": "use --report_to wandb and --project",
-    "wandb_run_name": "use --report_to wandb and --run_name",
-    "wandb_entity": "use --report_to wandb and set WANDB_ENTITY",
 }
 """Flags that the reference takes and ignores, or that have nothing to do here: a warning says what to use."""
 
@@ -33,6 +30,7 @@ REFUSED: dict[str, str] = {
     "query_max_len": "use --rerank_max_len, the length of the whole prompt",
     "passage_max_len": "use --rerank_max_len, the length of the whole prompt",
     "train_n_passages": "use --train_group_size",
+    "project": "use --wandb_project, or set MLFLOW_EXPERIMENT_NAME",
 }
 """Flags whose wish cannot be met; the sentence says what to use."""
 
@@ -55,9 +53,6 @@ MEGATRON_DEAD: dict[str, str] = {
     "global_batch_size": "the step takes micro_batch_size x num_micro_batches x replicas queries",
     "freeze_backbone": "use --use_lora to train few weights",
     "dp_sharding_strategy": "the optimizer's state is sharded; use --tensor_model_parallel_size to cut the weights",
-    "wandb_project": "the numbers of each step are in events.jsonl",
-    "wandb_run_name": "the numbers of each step are in events.jsonl",
-    "wandb_entity": "the numbers of each step are in events.jsonl",
 }
 """As DEAD, for the megatron backend."""
 

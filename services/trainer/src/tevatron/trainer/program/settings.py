@@ -33,3 +33,19 @@ class RankEnvironment:
 def hide_torchrun() -> None:
     """Take away the variable by which libraries see that torchrun started this process."""
     os.environ.pop("LOCAL_RANK", None)
+
+
+def set_tracker_defaults() -> None:
+    """Set what W&B and MLflow go by where the user has not said otherwise."""
+    for name, text in _TRACKER_DEFAULTS.items():
+        os.environ.setdefault(name, text)
+
+
+_TRACKER_DEFAULTS = {
+    # Nothing but what the run reports leaves the machine, and no URL is printed, in which a password may stand.
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Seconds between writes of W&B's own file: what a kill may take away. Its default is 15.
+    "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "1",
+}

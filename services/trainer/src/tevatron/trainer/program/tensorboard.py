@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from tevatron.core.contracts.run import TENSORBOARD_NAME
+from tevatron.core.contracts.run import TENSORBOARD_NAME, RunEventType
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ class TensorBoard:
             if name != "step" and isinstance(value, int | float)
         ]
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def end(self, how: RunEventType) -> None:
+        """Leave the file, which is whole after each event."""
 
     def _append(self, *events: Event) -> None:
         try:
