@@ -308,6 +308,8 @@ def _run_study(
         return
     with connect() as client:
         register(client, models=content.models, datasets=content.datasets)
+        # One request each: some seconds a hundred.
+        typer.echo(f"{study.name}: submitting what is missing of {len(study.jobs)} jobs", err=True)
         jobs = submit_study(client, study, resume=resume)
         if follow:
             typer.echo(f"{study.name}: {study_table.count_states(jobs)}", err=True)
