@@ -8,6 +8,7 @@ import pytest
 
 from tevatron.core.contracts.jobs import EventType, JobKind
 from tevatron.core.store.claims import append_events, claim_next_job
+from tevatron.core.store.keys import KeyRepository
 from tevatron.core.store.lifecycle import NewEvent
 from tevatron.core.store.session import Sessions
 
@@ -296,3 +297,28 @@ def test_validation_that_makes_no_sense_is_refused_by_name(
     answer = client.post("/v1/jobs", json={**TRAIN, **changes})
     assert answer.status_code == 422
     assert sentence in answer.text
+
+
+def test_a_keys_limits_are_a_429_and_a_reason(
+    sessions, client_of, make_key, training_file, model_folder
+):
+    key_id, secret = make_key("limited")
+    with sessions.begin() as session:
+        KeyRepository(session).limit(key_id, max_queued=2, max_running=1)
+    client = client_of(secret)
+    client.post("/v1/models", json={"name": "tiny", "path": str(model_folder)})
+    client.post(
+        "/v1/datasets", json={"name": "rows", "kind": "training", "path": str(training_file)}
+    )
+    answers = [client.post("/v1/jobs", json=TRAIN) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [202, 202, 429]
+    problem = answers[2].json()
+    assert (problem["code"], answers[2].headers["Retry-After"]) == ("too_many_jobs", "30")
+    assert "would have 3 jobs waiting or queued, and it may have 2" in problem["detail"]
+    with sessions.begin() as session:
+        claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
+    running, queued = (
+        client.get(f"/v1/jobs/{answer.json()['jobs'][0]['id']}").json() for answer in answers[:2]
+    )
+    assert running["held_back"] is None
+    assert queued["held_back"] == "its key runs 1, as many as it may (max_running)"

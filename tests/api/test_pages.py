@@ -11,7 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 from tests.support.pages import Visitor
 from tests.support.resources import TOKEN, make_resources
-from tests.support.store import submit, train_job
+from tests.support.store import register, submit, train_job
 
 from tevatron.api.dashboard import ROUTERS
 from tevatron.api.dashboard.evaluations import sign_test
@@ -428,6 +428,19 @@ def test_the_list_shows_progress_and_place_in_the_queue(visitor, sessions):
     assert "1 ahead in its queue" in text
     assert text.index(third) < text.index(second) < text.index(first)
     assert '<progress max="120" value="30"' in visitor.get(f"/ui/jobs/{first}").text
+
+
+def test_a_job_that_its_keys_limit_holds_back_says_so(visit_as, sessions):
+    visitor = visit_as("limited")
+    with sessions.begin() as session:
+        [key] = KeyRepository(session).list_all()
+        KeyRepository(session).limit(key.id, max_queued=None, max_running=1)
+        register(session, key_id=key.id)
+        specs = {"one": train_job(), "two": train_job()}
+        [_, second] = JobRepository(session).submit(specs, key_id=key.id)
+        claim_next_job(session, [JobKind.TRAIN], worker="w", lease_s=60.0)
+    for path in ("/ui/jobs", f"/ui/jobs/{second.id}"):
+        assert "held back: its key runs 1, as many as it may" in visitor.get(path).text, path
 
 
 def test_progress_of_an_earlier_phase_is_not_shown(visitor, sessions):

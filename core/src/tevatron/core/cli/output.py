@@ -105,6 +105,8 @@ def outcome(job: JobResource) -> str:
     """Say in a few words what came of a job."""
     if job.state is JobState.FAILED:
         return f"{job.reason}: {job.message}"
+    if job.held_back is not None:
+        return f"held back: {job.held_back}"
     if job.result is None:
         return str(job.phase) if job.phase and job.state is JobState.RUNNING else ""
     if isinstance(metrics := job.result.get("metrics"), dict):

@@ -30,6 +30,14 @@ Columns = Mapping[str, Callable[[Item], str]]
 models = typer.Typer(help="Base models.", no_args_is_help=True)
 datasets = typer.Typer(help="Datasets.", no_args_is_help=True)
 checkpoints = typer.Typer(help="Published checkpoints.", no_args_is_help=True)
+MaxQueued = Annotated[
+    int | None,
+    typer.Option(min=1, help="Jobs that may be waiting or queued; no limit if left out."),
+]
+MaxRunning = Annotated[
+    int | None, typer.Option(min=1, help="Jobs that may run at a time; no limit if left out.")
+]
+
 keys = typer.Typer(help="API keys (made in the database, by an operator).", no_args_is_help=True)
 
 
@@ -188,6 +196,8 @@ def _key_repository() -> Iterator[KeyRepository]:
 def create_key(
     name: Annotated[str, typer.Argument(help="Whose, or what for.")],
     role: Annotated[Role, typer.Option(help="What it may do.")] = Role.USER,
+    max_queued: MaxQueued = None,
+    max_running: MaxRunning = None,
     json: Json = False,
 ) -> None:
     """Make a key and show its secret, this once."""
@@ -195,7 +205,9 @@ def create_key(
     from tevatron.core.store.models import KeyRole
 
     with _key_repository() as repository:
-        key, secret = repository.create(name, role=KeyRole(role.value))
+        key, secret = repository.create(
+            name, role=KeyRole(role.value), max_queued=max_queued, max_running=max_running
+        )
         found = {"id": key.id, "name": key.name, "role": role.value, "secret": secret}
     if json:
         output.print_json(dict(found))
@@ -218,13 +230,47 @@ def list_keys(json: Json = False) -> None:
                 "begins": key.prefix,
                 "created": f"{key.created_at:%Y-%m-%d %H:%M}",
                 "revoked": f"{key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "-",
+                "max_queued": str(key.max_queued or "-"),
+                "max_running": str(key.max_running or "-"),
             }
             for key in repository.list_all()
         ]
     if json:
         output.print_json([dict(row) for row in rows])
     else:
-        output.print_rows(rows, "id", "name", "role", "begins", "created", "revoked")
+        columns = (
+            "id",
+            "name",
+            "role",
+            "begins",
+            "created",
+            "revoked",
+            "max_queued",
+            "max_running",
+        )
+        output.print_rows(rows, *columns)
+
+
+@keys.command("limit")
+def limit_key(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key.")],
+    max_queued: MaxQueued = None,
+    max_running: MaxRunning = None,
+    json: Json = False,
+) -> None:
+    """Set how many jobs of a key may be queued and run. What is queued or runs already stays."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with _key_repository() as repository:
+        repository.limit(key, max_queued=max_queued, max_running=max_running)
+    found = {"id": key, "max_queued": max_queued, "max_running": max_running}
+    if json:
+        output.print_json(dict(found))
+    else:
+        typer.echo(
+            f"{key}: max_queued {max_queued or 'none'}, max_running {max_running or 'none'}",
+            err=True,
+        )
 
 
 @keys.command("revoke")

@@ -56,6 +56,8 @@ class JobResource(Resource):
     """Why it failed."""
     message: str | None
     """The failure in words."""
+    held_back: str | None = None
+    """Why a queued job is passed over: its key runs as many as it may."""
     priority: int
     """Of the queued jobs of a kind the highest is claimed first, then the oldest."""
     attempt: int

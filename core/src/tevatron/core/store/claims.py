@@ -26,6 +26,7 @@ from tevatron.core.contracts.jobs import (
 from tevatron.core.errors import ConflictError
 from tevatron.core.store.leases import LeaseLostError, claim_row, held_row, renew
 from tevatron.core.store.lifecycle import NewEvent, add_events, move, storable, take_back
+from tevatron.core.store.limits import lock_running, may_run
 from tevatron.core.store.models import Job, JobEventRow
 
 SPEC: TypeAdapter[AnyJob] = TypeAdapter(JobSpec)
@@ -66,8 +67,12 @@ class Beat:
 def claim_next_job(
     session: Session, kinds: Collection[JobKind], *, worker: str, lease_s: float
 ) -> Claim | None:
-    """Claim the queued job of these kinds that has the highest priority, of several the oldest; its next attempt starts."""
-    where: ColumnElement[bool] = and_(Job.state == JobState.QUEUED, Job.kind.in_(kinds))
+    """Claim the queued job of these kinds that has the highest priority, of several the oldest; its next attempt starts.
+
+    A job whose key runs as many as it may is passed over.
+    """
+    lock_running(session)
+    where: ColumnElement[bool] = and_(Job.state == JobState.QUEUED, Job.kind.in_(kinds), may_run())
     first = (Job.priority.desc(),)
     while (
         job := claim_row(session, Job, where, holder=worker, lease_s=lease_s, first=first)

@@ -23,6 +23,7 @@ from tevatron.core.errors import ConflictError
 from tevatron.core.ids import new_id
 from tevatron.core.store.idempotency import once
 from tevatron.core.store.lifecycle import NewEvent, add_events, begin_again, move
+from tevatron.core.store.limits import check_max_queued, held_back
 from tevatron.core.store.models import Job, JobDependency, JobEventRow
 from tevatron.core.store.paging import Page, page_of
 from tevatron.core.store.references import References
@@ -110,6 +111,7 @@ class JobRepository(Repository[Job]):
             )
         self._begin_again(job)
         self._session.flush()
+        check_max_queued(self._session, job.key_id)
         return job
 
     def _begin_again(self, job: Job) -> None:
@@ -235,6 +237,10 @@ class JobRepository(Repository[Job]):
         )
         return dict(rows.all())
 
+    def held_back(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """Say for each queued job of these that its key's limit holds back why; others are left out."""
+        return held_back(self._session, job_ids)
+
     def oldest_queued_s(self) -> dict[JobKind, float]:
         """Return for each kind how long its oldest queued job has been there, for metrics."""
         age = func.extract("epoch", func.clock_timestamp() - func.min(Job.created_at))
@@ -277,6 +283,7 @@ class JobRepository(Repository[Job]):
         self._session.add_all(jobs)
         self._session.flush()
         source_ids = {job_id: job_id for job_id in earlier} | ids
+        check_max_queued(self._session, owner_of(key_id))
         for (name, spec), job in zip(specs.items(), jobs, strict=True):
             add_events(self._session, job, [NewEvent(EventType.STATE, {"state": job.state.value})])
             for source in sorted(job_sources(spec)):

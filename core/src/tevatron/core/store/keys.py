@@ -27,7 +27,14 @@ class KeyRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def create(self, name: str, *, role: KeyRole = KeyRole.USER) -> tuple[ApiKey, str]:
+    def create(
+        self,
+        name: str,
+        *,
+        role: KeyRole = KeyRole.USER,
+        max_queued: int | None = None,
+        max_running: int | None = None,
+    ) -> tuple[ApiKey, str]:
         """Return the new key and its secret."""
         secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         key = ApiKey(
@@ -36,6 +43,8 @@ class KeyRepository:
             prefix=secret[:SHOWN_CHARACTERS],
             secret_sha256=_sha256(secret),
             role=role,
+            max_queued=max_queued,
+            max_running=max_running,
         )
         self._session.add(key)
         self._session.flush()
@@ -60,12 +69,22 @@ class KeyRepository:
         """Return all keys, the oldest first."""
         return self._session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)).all()
 
+    def limit(self, key_id: str, *, max_queued: int | None, max_running: int | None) -> ApiKey:
+        """Set how many jobs of the key may be queued and run; what is there already stays."""
+        key = self._locked(key_id)
+        key.max_queued, key.max_running = max_queued, max_running
+        return key
+
     def revoke(self, key_id: str) -> ApiKey:
         """Make the key's secret useless for ever; its rows stay."""
+        key = self._locked(key_id)
+        key.revoked_at = key.revoked_at or datetime.now(UTC)
+        return key
+
+    def _locked(self, key_id: str) -> ApiKey:
         key = self._session.get(ApiKey, key_id, with_for_update=True)
         if key is None:
             raise NotFoundError(f"no API key '{key_id}'")
-        key.revoked_at = key.revoked_at or datetime.now(UTC)
         return key
 
     def any_active(self) -> bool:

@@ -108,6 +108,10 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    max_queued: Mapped[int | None]
+    """Jobs that may be waiting or queued; a submission beyond it is refused."""
+    max_running: Mapped[int | None]
+    """Jobs that workers may hold at a time; others stay queued."""
 
 
 class Login(Base):

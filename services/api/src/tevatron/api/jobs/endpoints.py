@@ -50,7 +50,7 @@ ACCEPTED = {
     "/v1/jobs",
     status_code=202,
     operation_id="submit_jobs",
-    responses={**responses(404, 409, 413, 415), 202: ACCEPTED},
+    responses={**responses(404, 409, 413, 415, 429), 202: ACCEPTED},
 )
 def submit_jobs(
     body: Submission,
@@ -138,7 +138,7 @@ def cancel_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession)
     "/v1/jobs/{ref}:resume",
     status_code=202,
     operation_id="resume_job",
-    responses=responses(404, 409, 413, 415),
+    responses=responses(404, 409, 413, 415, 429),
 )
 def resume_job(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> JobResource:
     """Go on with a job that was cancelled or has failed, a training from its last saved state."""

@@ -11,8 +11,9 @@ from tevatron.core.store.models import Job, JobEventRow
 
 
 def job_resources(jobs: Sequence[Job], repository: JobRepository) -> list[JobResource]:
-    """Convert jobs of one page, with one look for all their sources."""
-    sources = repository.sources_of([job.id for job in jobs])
+    """Convert jobs of one page, with one look for all their sources and one for what holds them back."""
+    ids = [job.id for job in jobs]
+    sources, held = repository.sources_of(ids), repository.held_back(ids)
     return [
         JobResource(
             id=job.id,
@@ -22,6 +23,7 @@ def job_resources(jobs: Sequence[Job], repository: JobRepository) -> list[JobRes
             phase=job.phase,
             reason=job.reason,
             message=job.message,
+            held_back=held.get(job.id),
             priority=job.priority,
             attempt=job.attempt,
             spec=job.spec,
