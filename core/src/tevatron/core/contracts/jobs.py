@@ -126,8 +126,9 @@ class TrainJob(Spec):
     """Base model: a registered model's id or name."""
     dataset: Ref | From
     """Training data: a registered dataset of kind `training`, or the annotate job of this submission that makes it."""
-    validation: Ref | None = None
-    """Held-out rows, a registered dataset of kind `training`; they are scored every `eval_steps` steps."""
+    validation: Ref | From | None = None
+    """Held-out rows, a registered dataset of kind `training`, or the annotate job of this submission that makes it; they are
+    scored every `eval_steps` steps."""
     backend: Literal["hf", "megatron"] = "hf"
     num_processes: int = Field(default=1, ge=1, le=4096)
     """Ranks on all nodes together."""
@@ -139,7 +140,7 @@ class TrainJob(Spec):
 
     @model_validator(mode="after")
     def _validation_has_steps(self) -> Self:
-        check_validation(self.arguments, self.validation, name="validation")
+        check_validation(self.arguments, is_given=self.validation is not None, name="validation")
         return self
 
 
@@ -318,13 +319,13 @@ class JobEvent(BaseModel):
 
 def job_sources(spec: AnyJob) -> set[str]:
     """Return the names of the jobs whose output `spec` uses."""
-    ref: str | From | None
+    refs: list[str | From | None]
     if isinstance(spec, TrainJob):
-        ref = spec.dataset
+        refs = [spec.dataset, spec.validation]
     elif isinstance(spec, ExportJob):
-        ref = spec.train
+        refs = [spec.train]
     elif isinstance(spec, EvalJob):
-        ref = None if spec.rerank is None else spec.rerank.checkpoint
+        refs = [] if spec.rerank is None else [spec.rerank.checkpoint]
     else:
-        ref = spec.teacher.checkpoint
-    return {ref.source} if isinstance(ref, From) else set()
+        refs = [spec.teacher.checkpoint]
+    return {ref.source for ref in refs if isinstance(ref, From)}

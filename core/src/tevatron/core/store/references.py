@@ -135,15 +135,12 @@ class References:
     def _train(self, spec: TrainJob) -> TrainJob:
         get_template(spec.arguments.prompt_template)
         model = self._models.get(spec.model, key_id=self._key_id)
-        dataset = spec.dataset
-        if isinstance(dataset, str):
-            dataset = self._dataset(dataset, DatasetKind.TRAINING)
-        validation = spec.validation
-        if validation is not None:
-            validation = self._dataset(validation, DatasetKind.TRAINING)
-        return spec.model_copy(
-            update={"model": model.id, "dataset": dataset, "validation": validation}
-        )
+        rows = {
+            name: self._dataset(ref, DatasetKind.TRAINING)
+            for name, ref in (("dataset", spec.dataset), ("validation", spec.validation))
+            if isinstance(ref, str)
+        }
+        return spec.model_copy(update={"model": model.id, **rows})
 
     def _export(self, spec: ExportJob) -> ExportJob:
         if isinstance(spec.train, From):
@@ -249,8 +246,10 @@ def _check_alike(scorers: Sequence[Scorer], what: str) -> None:
 
 def with_sources(spec: AnyJob, outputs: Mapping[str, str]) -> AnyJob:
     """Return the spec with each `{from: name}` replaced by the id that `outputs` has for the name."""
-    if isinstance(spec, TrainJob) and isinstance(spec.dataset, From):
-        return spec.model_copy(update={"dataset": outputs[spec.dataset.source]})
+    if isinstance(spec, TrainJob):
+        refs = {"dataset": spec.dataset, "validation": spec.validation}
+        made = {name: outputs[ref.source] for name, ref in refs.items() if isinstance(ref, From)}
+        return spec.model_copy(update=made)
     if isinstance(spec, ExportJob) and isinstance(spec.train, From):
         return spec.model_copy(update={"train": outputs[spec.train.source]})
     if isinstance(spec, EvalJob) and spec.rerank is not None:
