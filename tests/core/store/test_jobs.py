@@ -160,6 +160,13 @@ def test_what_cannot_run_is_refused_and_nothing_is_stored(registered, spec, erro
             "job 'half': unknown source job 'tume'; there are: half, tune. Did you mean 'tune'?",
         ),
         (
+            {
+                "tune": train_job(validation={"from": "b"}, arguments={"eval_steps": 2}),
+                "b": train_job(),
+            },
+            "job 'tune': source 'b' is of kind train; one of kind annotate is needed here",
+        ),
+        (
             {"a": eval_job(), "b": eval_job(rerank={"checkpoint": {"from": "a"}})},
             "job 'b': source 'a' is of kind eval; one of kind train or export is needed here",
         ),

@@ -187,12 +187,16 @@ def test_a_waiting_job_that_this_build_cannot_read_fails_and_holds_up_no_other(s
     assert job(sessions, direct).state == "queued"
 
 
+def annotate_job():
+    return AnnotateJob.model_validate(
+        {"dataset": "train", "teacher": {"model": "base", "prompt_template": "tevatron"}}
+    )
+
+
 def test_a_job_that_trains_on_an_annotation_waits_for_its_dataset(sessions):
     teach, tune = submit(
         sessions,
-        teach=AnnotateJob.model_validate(
-            {"dataset": "train", "teacher": {"model": "base", "prompt_template": "tevatron"}}
-        ),
+        teach=annotate_job(),
         tune=train_job(dataset={"from": "teach"}),
     )
     assert states(sessions, tune) == ["waiting"]
@@ -203,6 +207,44 @@ def test_a_job_that_trains_on_an_annotation_waits_for_its_dataset(sessions):
     assert do(sessions, settle_waiting) == [tune]
     assert job(sessions, tune).resolved["dataset"] == "ds_1"
     assert states(sessions, tune) == ["waiting", "queued"]
+
+
+def test_a_training_waits_for_its_dataset_and_its_held_out_rows(sessions):
+    _, _, both = submit(
+        sessions,
+        teach=annotate_job(),
+        check=annotate_job(),
+        both=train_job(
+            dataset={"from": "teach"}, validation={"from": "check"}, arguments={"eval_steps": 2}
+        ),
+    )
+    made = {}
+    for dataset_id in ("ds_1", "ds_2"):
+        assert do(sessions, settle_waiting) == []
+        held = claim(sessions, JobKind.ANNOTATE)
+        made[held.name] = dataset_id
+        with sessions.begin() as session:
+            succeed(session, held, {"dataset_id": dataset_id})
+    assert do(sessions, settle_waiting) == [both]
+    resolved = job(sessions, both).resolved
+    assert (resolved["dataset"], resolved["validation"]) == (made["teach"], made["check"])
+    # What was sent stays as it was.
+    assert job(sessions, both).spec["validation"] == {"from": "check"}
+
+
+def test_held_out_rows_alone_may_be_an_annotation(sessions):
+    _, tune = submit(
+        sessions,
+        check=annotate_job(),
+        tune=train_job(validation={"from": "check"}, arguments={"eval_steps": 2}),
+    )
+    given = job(sessions, tune).resolved["dataset"]
+    held = claim(sessions, JobKind.ANNOTATE)
+    with sessions.begin() as session:
+        succeed(session, held, {"dataset_id": "ds_1"})
+    assert do(sessions, settle_waiting) == [tune]
+    resolved = job(sessions, tune).resolved
+    assert (resolved["dataset"], resolved["validation"]) == (given, "ds_1")
 
 
 def test_a_teacher_may_be_a_checkpoint_of_the_same_submission(sessions):

@@ -276,7 +276,7 @@ def test_the_export_is_a_plain_folder_with_its_contract(plain, dataset):
     folder, _ = plain
     names = sorted(path.name for path in (folder / "export").iterdir())
     assert names == [
-        "config.json", "generation_config.json", "model.safetensors", "reranker.json", "tokenizer.json",
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "reranker.json", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
     contract = check_export(folder)

@@ -129,8 +129,8 @@ class TrainJob(Spec):
     """Base model: a registered model's id or name."""
     dataset: Ref | From
     """Training data: a registered dataset of kind `training`, or the annotate job that makes it."""
-    validation: Ref | None = None
-    """Held-out rows, a registered dataset of kind `training`; they are scored every `eval_steps` steps."""
+    validation: Ref | From | None = None
+    """Held-out rows, a registered dataset of kind `training` or the annotate job that makes it; scored every `eval_steps` steps."""
     backend: Literal["hf", "megatron"] = "hf"
     num_processes: int = Field(default=1, ge=1, le=4096)
     """Ranks on all nodes together."""
@@ -142,7 +142,7 @@ class TrainJob(Spec):
 
     @model_validator(mode="after")
     def _validation_has_steps(self) -> Self:
-        check_validation(self.arguments, self.validation, name="validation")
+        check_validation(self.arguments, is_given=self.validation is not None, name="validation")
         return self
 
 

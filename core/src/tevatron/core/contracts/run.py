@@ -64,7 +64,9 @@ class TrainRun(Spec):
 
     @model_validator(mode="after")
     def _validation_has_steps(self) -> Self:
-        check_validation(self.arguments, self.validation_path, name="validation_path")
+        check_validation(
+            self.arguments, is_given=self.validation_path is not None, name="validation_path"
+        )
         return self
 
 

@@ -109,22 +109,24 @@ def check_export(spec: ExportJob, train: TrainJob) -> None:
 
 def job_sources(spec: AnyJob) -> set[str]:
     """Return the names of the jobs whose output `spec` uses."""
-    ref: str | From | None
+    refs: list[str | From | None]
     if isinstance(spec, TrainJob):
-        ref = spec.dataset
+        refs = [spec.dataset, spec.validation]
     elif isinstance(spec, ExportJob):
-        ref = spec.train
+        refs = [spec.train]
     elif isinstance(spec, EvalJob):
-        ref = None if spec.rerank is None else spec.rerank.checkpoint
+        refs = [] if spec.rerank is None else [spec.rerank.checkpoint]
     else:
-        ref = spec.teacher.checkpoint
-    return {ref.source} if isinstance(ref, From) else set()
+        refs = [spec.teacher.checkpoint]
+    return {ref.source for ref in refs if isinstance(ref, From)}
 
 
 def with_sources(spec: AnyJob, outputs: Mapping[str, str] | Mapping[str, From]) -> AnyJob:
     """Return the spec with each `{from: name}` replaced by what `outputs` has for the name."""
-    if isinstance(spec, TrainJob) and isinstance(spec.dataset, From):
-        return spec.model_copy(update={"dataset": outputs[spec.dataset.source]})
+    if isinstance(spec, TrainJob):
+        refs = {"dataset": spec.dataset, "validation": spec.validation}
+        made = {name: outputs[ref.source] for name, ref in refs.items() if isinstance(ref, From)}
+        return spec.model_copy(update=made)
     if isinstance(spec, ExportJob) and isinstance(spec.train, From):
         return spec.model_copy(update={"train": outputs[spec.train.source]})
     if isinstance(spec, EvalJob) and spec.rerank is not None:

@@ -223,17 +223,17 @@ class TrainArguments(BaseModel):
         return self
 
 
-def check_validation(arguments: TrainArguments, held_out: str | None, *, name: str) -> None:
+def check_validation(arguments: TrainArguments, *, is_given: bool, name: str) -> None:
     """Raise `ValueError` unless a held-out set and the steps at which it is scored come together.
 
     Args:
         arguments: With `eval_steps`.
-        held_out: The set.
+        is_given: Whether there is a set.
         name: What its field is called.
     """
-    if held_out is None and arguments.eval_steps:
+    if not is_given and arguments.eval_steps:
         raise ValueError(f"eval_steps {arguments.eval_steps} needs {name}, the held-out rows")
-    if held_out is not None and not arguments.eval_steps:
+    if is_given and not arguments.eval_steps:
         raise ValueError(f"{name} is given, but eval_steps is 0: nothing would be scored")
 
 

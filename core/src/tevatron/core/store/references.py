@@ -86,15 +86,12 @@ class References:
     def _train(self, spec: TrainJob) -> TrainJob:
         get_template(spec.arguments.prompt_template)
         model = self._models.get(spec.model, key_id=self._key_id)
-        dataset = spec.dataset
-        if isinstance(dataset, str):
-            dataset = self._dataset(dataset, DatasetKind.TRAINING)
-        validation = spec.validation
-        if validation is not None:
-            validation = self._dataset(validation, DatasetKind.TRAINING)
-        return spec.model_copy(
-            update={"model": model.id, "dataset": dataset, "validation": validation}
-        )
+        rows = {
+            name: self._dataset(ref, DatasetKind.TRAINING)
+            for name, ref in (("dataset", spec.dataset), ("validation", spec.validation))
+            if isinstance(ref, str)
+        }
+        return spec.model_copy(update={"model": model.id, **rows})
 
     def _export(self, spec: ExportJob) -> ExportJob:
         if isinstance(spec.train, From):

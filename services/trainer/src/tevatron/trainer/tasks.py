@@ -176,13 +176,13 @@ def run_folder(settings: Settings, job_id: str) -> RunFolder:
 def _train_run(ctx: JobContext, spec: TrainJob, run: RunFolder) -> TrainRun:
     with ctx.sessions.begin() as session:
         model = ModelRepository(session).by_id(spec.model)
-        # A string by now: the job was queued once its source had left the dataset.
+        # Strings by now: the job was queued once its sources had left the datasets.
         datasets = DatasetRepository(session)
         dataset = datasets.by_id(str(spec.dataset))
         dataset_path = ctx.settings.data / dataset.path
         validation_path = None
         if spec.validation is not None:
-            validation_path = ctx.settings.data / datasets.by_id(spec.validation).path
+            validation_path = ctx.settings.data / datasets.by_id(str(spec.validation)).path
     model_path = _model_folder(ctx.settings, model)
     check_model(model_path)
     if spec.backend == "megatron":
