@@ -63,7 +63,9 @@ def make_resources(session: Session, *, key_id: str | None) -> dict[str, str]:
             )
         ],
     )
-    webhook = WebhookRepository(session).create("https://hooks.example/", key_id=key_id)
+    webhook = WebhookRepository(session).create(
+        "https://hooks.example/", key_id=key_id, name="told"
+    )
     session.flush()
     return {
         "job": jobs[0].id,
