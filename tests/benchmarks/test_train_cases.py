@@ -139,7 +139,7 @@ def test_a_row_takes_the_place_of_the_same_case_and_no_other(tmp_path, monkeypat
 def test_an_unknown_set_is_refused_with_those_there(capsys):
     with pytest.raises(SystemExit):
         train_throughput.parse(["denes"])
-    assert "no set of cases 'denes'; there are dense, matched" in capsys.readouterr().err
+    assert "no set of cases 'denes'; there are dense, sharded" in capsys.readouterr().err
 
 
 def test_every_case_of_the_sets_can_be_cut_that_way():
