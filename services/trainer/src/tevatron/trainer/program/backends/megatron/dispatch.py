@@ -12,18 +12,13 @@ from typing import Any
 
 import torch
 from megatron.core.transformer.moe import token_dispatcher
+from megatron.core.transformer.moe.moe_utils import sort_chunks_by_idxs
 from torch import Tensor
 
 
 def use_one_gather() -> None:
     """Have Megatron's dispatcher sort with `sort_chunks` wherever its fused kernel is not asked for."""
-    own = token_dispatcher.sort_chunks_by_idxs
-    if own is not _sort:
-        _fused.append(own)
-        token_dispatcher.sort_chunks_by_idxs = _sort
-
-
-_fused: list[Any] = []
+    token_dispatcher.sort_chunks_by_idxs = _sort
 
 
 def _sort(
@@ -34,7 +29,7 @@ def _sort(
     fused: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     if fused:
-        found: tuple[Tensor, Tensor | None] = _fused[0](
+        found: tuple[Tensor, Tensor | None] = sort_chunks_by_idxs(
             tokens, split_sizes, sorted_idxs, probs=probs, fused=True
         )
         return found
