@@ -29,7 +29,7 @@ class LightTokenizer:
     def encode(self, text, *, add_special_tokens):
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def __call__(self, text, *, add_special_tokens, return_offsets_mapping):
+    def __call__(self, text, *, add_special_tokens, return_offsets_mapping, **_):
         if isinstance(text, str):
             encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}

@@ -1,6 +1,7 @@
 """The queue without HTTP: who is served when, what is let in, and that no score is lost or given to another."""
 
 import asyncio
+import time
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -36,13 +37,14 @@ class _Steps:
         assert await asyncio.to_thread(self.entered.acquire, timeout=10)
 
 
-def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL):
+def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, call_s=0.0):
     async def inner():
         with ThreadPoolExecutor(1) as thread:
             batcher = Batcher(
                 engine,
                 thread=thread,
-                max_call_tokens=call,
+                pass_tokens=call,
+                call_s=call_s,
                 limits=Limits(max_queue_tokens=max_queue_tokens, deadline_s=deadline_s),
                 meters=Meters(),
             )
@@ -94,6 +96,28 @@ def test_a_small_request_waits_for_the_call_that_runs_and_no_longer():
         engine.step(10)
 
     _run(test, engine, max_queue_tokens=10**9)
+
+
+def test_a_call_of_a_fast_engine_is_of_several_passes():
+    class Fast(FakeEngine):
+        def __init__(self):
+            super().__init__()
+            self.sizes = []
+
+        def score(self, token_ids):
+            self.sizes.append(len(token_ids))
+            time.sleep(0.01)
+            return super().score(token_ids)
+
+    engine = Fast()
+
+    async def test(batcher):
+        prompts = _prompts(1, 200, 100)
+        assert await _ask(batcher, prompts) == FakeEngine().score(prompts)
+
+    _run(test, engine, call_s=1.0)
+    assert engine.sizes[0] == CALL // 100
+    assert engine.sizes[1] > engine.sizes[0]
 
 
 def test_large_requests_get_equal_shares():

@@ -39,9 +39,15 @@ class Tokenizer(Protocol):
         """Return the token ids of one text."""
 
     def __call__(
-        self, text: str | list[str], *, add_special_tokens: bool, return_offsets_mapping: bool
+        self,
+        text: str | list[str],
+        *,
+        add_special_tokens: bool,
+        return_offsets_mapping: bool,
+        return_attention_mask: bool = ...,
+        return_token_type_ids: bool = ...,
     ) -> Encoding:
-        """Encode one or many texts, with the characters of each token."""
+        """Encode one or many texts, with the characters of each token if asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +236,13 @@ class Renderer:
         if not pairs:
             return []
         texts = [self.text(pair) for pair in pairs]
+        # Lists that nobody reads took half of the time in which Python was held, and the engine's thread waited.
         encoding = self._tokenizer(
-            texts, add_special_tokens=self.template.special_tokens, return_offsets_mapping=False
+            texts,
+            add_special_tokens=self.template.special_tokens,
+            return_offsets_mapping=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )
         encoded: list[list[int]] = encoding["input_ids"]  # type: ignore[assignment]  # the protocol's other key differs
         return [self._fit(pair, ids) for pair, ids in zip(pairs, encoded, strict=True)]

@@ -36,6 +36,11 @@ _ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a CPU tensor on the device, without waiting for what a GPU still has to do before it gets there."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """Where the prompts of a packed row begin and end."""
@@ -48,7 +53,7 @@ class Segments:
     def of(cls, lengths: tuple[int, ...], device: torch.device) -> Segments:
         """Return the segments of prompts of these lengths."""
         sums = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return cls(lengths=lengths, cu_seq_lens=sums.to(device))
+        return cls(lengths=lengths, cu_seq_lens=sent(sums, device))
 
 
 def packed_attention(  # noqa: PLR0913  the signature is transformers'

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tevatron.core.errors import ConfigError
-from tevatron.core.nn.attention import Segments
+from tevatron.core.nn.attention import Segments, sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ def score_packed(
     positions = torch.cat([torch.arange(length) for length in lengths])
     hidden_1TH = _hidden(
         model,
-        input_ids=torch.tensor([[token for prompt in prompts for token in prompt]], device=device),
-        position_ids=positions.unsqueeze(0).to(device),
+        input_ids=sent(torch.tensor([[token for prompt in prompts for token in prompt]]), device),
+        position_ids=sent(positions.unsqueeze(0), device),
         segments=Segments.of(lengths, device),
     )
-    last_P = torch.tensor(lengths).cumsum(0).sub(1).to(device)
+    last_P = sent(torch.tensor(lengths).cumsum(0).sub(1), device)
     return project(model, hidden_1TH[0].index_select(0, last_P), head)
 
 

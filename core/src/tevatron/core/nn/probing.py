@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tevatron.core.contracts.checkpoint import CheckpointContract, Dtype, check_scores
@@ -41,23 +42,23 @@ class PromptScorer:
         was_training = self._model.training
         self._model.train(False)
         try:
-            for chosen in pack([len(prompt) for prompt in prompts], max_tokens=self._max_tokens):
-                for index, score in zip(
-                    chosen, self._score_row([prompts[index] for index in chosen]), strict=True
-                ):
+            rows = pack([len(prompt) for prompt in prompts], max_tokens=self._max_tokens)
+            # All are given to a GPU before the first is read: it has the next one when it is through with one.
+            found = [self._score_row([prompts[index] for index in chosen]) for chosen in rows]
+            for chosen, scores_P in zip(rows, found, strict=True):
+                for index, score in zip(chosen, scores_P.tolist(), strict=True):
                     scores[index] = score
         finally:
             self._model.train(was_training)
         return scores
 
-    def _score_row(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+    def _score_row(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         device = self._model.device.type
         with (
             torch.no_grad(),
             torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None),
         ):
-            values: list[float] = score_packed(self._model, prompts, self._head).tolist()
-        return values
+            return score_packed(self._model, prompts, self._head)
 
 
 def prove(scorer: PromptScorer, contract: CheckpointContract, *, dtype: Dtype) -> float:

@@ -59,7 +59,7 @@ class EngineInfo:
     dtype: Dtype
     device: str
     max_batch_tokens: int = 8192
-    """Tokens of one call: enough to keep the engine busy, few enough that nobody waits long for the next call."""
+    """Tokens of one pass, and of a call where the engine is slow: nobody should wait long for the next one."""
     versions: dict[str, str] = field(default_factory=dict)
 
 

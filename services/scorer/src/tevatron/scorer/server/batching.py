@@ -1,4 +1,4 @@
-"""Continuous batching: prompts of all requests share calls of the engine of at most so many tokens.
+"""Continuous batching: prompts of all requests share calls of the engine, each of a pass or of a fraction of a second.
 
 One task fills a call with the prompts whose turn it is and runs one call at a time in the engine's own thread; the
 event loop stays free. Requests get equal shares of the tokens: each has a virtual time, which its own scored tokens
@@ -27,7 +27,7 @@ from tevatron.scorer.server.meters import Meters
 logger = logging.getLogger(__name__)
 
 _FREE_SHARE = 4
-"""A request's first tokens are free of charge up to this part of a call."""
+"""A request's first tokens are free of charge up to this part of a pass."""
 _FAILURES_UNTIL_BROKEN = 3
 
 
@@ -135,14 +135,24 @@ class Batcher:
         engine: Engine,
         *,
         thread: Executor,
-        max_call_tokens: int,
+        pass_tokens: int,
+        call_s: float,
         limits: Limits,
         meters: Meters,
     ) -> None:
+        """Begin to run calls.
+
+        Args:
+            engine: Called in `thread` alone.
+            pass_tokens: Tokens of one pass of the engine; a call takes at least as many where they wait.
+            call_s: A call takes more passes where it is expected to last no longer: between calls the engine has nothing
+                to do.
+        """
         self._engine = engine
         self._thread = thread
-        self._max_call_tokens = max_call_tokens
-        self._free_tokens = max_call_tokens // _FREE_SHARE
+        self._pass_tokens = pass_tokens
+        self._call_s = call_s
+        self._free_tokens = pass_tokens // _FREE_SHARE
         self._limits = limits
         self._meters = meters
         self._tickets: set[Ticket] = set()
@@ -274,12 +284,13 @@ class Batcher:
         """Take the prompts whose turn it is, as many as one call takes."""
         call: list[tuple[Ticket, _Prompt]] = []
         num_tokens = 0
+        most = max(self._pass_tokens, int(self._tokens_per_s * self._call_s))
         num_active = max(1, sum(1 for ticket in self._tickets if ticket.waiting))
         while self._queue:
             ticket = self._queue[0][2]
             if ticket.waiting:
                 size = len(ticket.waiting[0].ids)
-                if call and num_tokens + size > self._max_call_tokens:
+                if call and num_tokens + size > most:
                     break
                 call.append((ticket, ticket.waiting.popleft()))
                 num_tokens += size

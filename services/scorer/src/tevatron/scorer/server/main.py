@@ -28,6 +28,8 @@ from tevatron.scorer.server.service import ServerOptions
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 30
+_SWITCH_S = 5e-4
+"""A tenth of Python's own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
     )
+    # The engine's thread launches kernels, and the GPU waits while another thread holds the interpreter.
+    sys.setswitchinterval(_SWITCH_S)
     logger.info("listening on port %d", listener.getsockname()[1])
     asyncio.run(server.serve(sockets=[listener]))
     return _leave(server.failure)

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 Parsed = TypeVar("Parsed")
 
 _CLIENT_POLL_S = 0.5
+_CALL_S = 0.2
+"""Of one call of the engine, where a pass takes less: what a request may wait for before its turn."""
 _PAIRS_AT_ONCE = 64
 """Pairs of one request that are rendered before it is another's turn."""
 _CHARACTERS_A_TOKEN = 4
@@ -239,7 +241,8 @@ class Service:
         self._batcher = Batcher(
             served.engine,
             thread=self._engine_thread,
-            max_call_tokens=served.engine.info().max_batch_tokens,
+            pass_tokens=served.engine.info().max_batch_tokens,
+            call_s=_CALL_S,
             limits=Limits(
                 max_queue_tokens=self.options.max_queue_tokens, deadline_s=self.options.deadline_s
             ),
