@@ -183,7 +183,8 @@ def _timed(rounds, score) -> dict[str, object]:  # type: ignore[no-untyped-def] 
         "tokens_per_s": sum(len(ids) for prompts in rounds[1:] for ids in prompts) / sum(times),
         "scores": scores,
     }
-    if torch.cuda.is_available():
+    # vLLM's model lies in a process of its own.
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
     return {**found, "peak": matmul_peak()}
 

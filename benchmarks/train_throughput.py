@@ -72,6 +72,7 @@ SETS: dict[str, list[Case]] = {
     # For the plan.
     "memory": [
         dataclasses.replace(_8B, tensor=2, tokens=8192, warmup=1, steps=2),
+        dataclasses.replace(_8B, tokens=8192),
         dataclasses.replace(_8B, tensor=2, recompute=True, warmup=1, steps=2),
         dataclasses.replace(_8B, gpus=1, lora=True, warmup=1, steps=2),
         dataclasses.replace(_30B, tokens=8192, warmup=1, steps=2),

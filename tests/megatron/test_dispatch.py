@@ -1,14 +1,15 @@
-"""One gather in place of Megatron's many pieces, and one product for all frozen experts: the same numbers."""
+"""Gathers in place of Megatron's many pieces, and one product for all frozen experts: the same numbers."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from megatron.core.transformer.moe.moe_utils import sort_chunks_by_idxs
+from megatron.core.transformer.moe.moe_utils import permute, sort_chunks_by_idxs, unpermute
 from tests.megatron.ranks import on_ranks
 from tests.megatron.runs import arguments, model_folder, scores_and_steps
 
-from tevatron.trainer.program.backends.megatron.dispatch import sort_chunks
+from tevatron.trainer.program.backends.megatron.adapted import adapted_product
+from tevatron.trainer.program.backends.megatron.dispatch import _permute, _unpermute, sort_chunks
 from tevatron.trainer.program.backends.megatron.grouped import _FrozenProduct
 
 SIZES = torch.tensor([3, 0, 5, 1, 0, 4])
@@ -27,6 +28,40 @@ def test_chunks_are_sorted_as_megatron_sorts_them(order: list[int]):
         found.append((moved, moved_probs, *torch.autograd.grad(loss, [tokens, probs])))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_tokens_are_copied_and_summed_as_megatron_does_it():
+    tokens = torch.randn(7, 4, requires_grad=True)
+    chosen = torch.rand(7, 6).topk(2).indices
+    routing = torch.zeros(7, 6, dtype=torch.bool).scatter_(1, chosen, True)
+    probs = torch.rand(7, 6, requires_grad=True)
+    factor, weight = torch.randn(7, 4), torch.randn(14, 4)
+    found = []
+    for spread, join in ((permute, unpermute), (_permute, _unpermute)):
+        copies, copy_probs, places, *_ = spread(tokens, routing, probs=probs, num_out_tokens=14)
+        joined = join(copies * weight * copy_probs[:, None], places, tokens.shape)
+        gradients = torch.autograd.grad((joined * factor).sum(), [tokens, probs])
+        found.append((copies, copy_probs, joined, *gradients))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_with_adapters_are_five_products(dtype: torch.dtype):
+    tokens = torch.randn(13, 16, dtype=dtype, requires_grad=True)
+    weight = torch.randn(6, 32, 16, dtype=dtype)
+    down = torch.randn(6, 8, 16, dtype=dtype, requires_grad=True)
+    up = torch.randn(6, 32, 8, dtype=dtype, requires_grad=True)
+    factor = torch.randn(13, 32, dtype=dtype)
+    found = adapted_product(tokens, weight, down, up, SIZES.cumsum(0).int())
+    parts = zip(tokens.split(SIZES.tolist()), weight, down, up, strict=True)
+    expected = torch.cat([part @ whole.T + part @ one.T @ two.T for part, whole, one, two in parts])
+    tolerance = {"rtol": 0.05, "atol": 0.5} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(found, expected, **tolerance)
+    wanted = torch.autograd.grad((expected * factor).sum(), [tokens, down, up])
+    gotten = torch.autograd.grad((found * factor).sum(), [tokens, down, up])
+    for one, other in zip(gotten, wanted, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
 
 
 def test_frozen_experts_are_one_product():

@@ -1,9 +1,9 @@
 """The queue without HTTP: who is served when, what is let in, and that no score is lost or given to another."""
 
 import asyncio
-import time
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -16,10 +16,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch import Tensor
+from torch import Tensor, nn
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.nn.forward import YesNoHead
+from tevatron.trainer.program.backends.megatron.adapted import shared_adapters, sum_gradients
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 from tevatron.trainer.program.backends.megatron.optimizer import set_rate
 from tevatron.trainer.program.backends.megatron.parallel import Ranks
@@ -63,7 +64,8 @@ class Engine:
     ) -> Engine:
         """Join the parts and tell Megatron's schedule about them."""
         config = model.config
-        config.finalize_model_grads_func = finalize_model_grads
+        shared = [one for chunk in model.chunks for one in shared_adapters(chunk)]
+        config.finalize_model_grads_func = partial(_finish_gradients, shared)
         config.grad_scale_func = optimizer.scale_loss
         config.no_sync_func = model.chunks[0].no_sync
         return cls(model, optimizer, ranks, arguments, AnswerScores(head, softcap))
@@ -195,3 +197,9 @@ class Engine:
         # Megatron takes the mean over passes and over replicas, and divides in place: the log has a copy. It allows for
         # the context-parallel ranks, each of which has the gradient of its own tokens, by itself.
         return share * num_passes * self.ranks.layout.data, share.detach().clone()
+
+
+def _finish_gradients(shared: list[nn.Parameter], *args: Any, **kwargs: Any) -> None:
+    """Join the gradients of a step's passes over the ranks, as Megatron's schedule asks for."""
+    finalize_model_grads(*args, **kwargs)
+    sum_gradients(shared)

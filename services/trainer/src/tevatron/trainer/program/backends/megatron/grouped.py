@@ -52,7 +52,7 @@ def with_frozen_experts(layer_spec: Callable[[Any], Any]) -> Callable[[Any], Any
     return spec
 
 
-class _TorchGrouped(nn.Module):
+class TorchGrouped(nn.Module):
     """One matrix for each expert of this rank; experts are never cut, so it needs no tensor parallelism."""
 
     partition_dim: int
@@ -107,17 +107,20 @@ class _TorchGrouped(nn.Module):
 
     def forward(self, tokens_TI: Tensor, tokens_per_expert: list[int]) -> tuple[Tensor, None]:
         """Multiply each expert's tokens with its matrix; returns [T, O] and no bias."""
-        is_frozen = not self.weight0.requires_grad
-        if is_frozen and tokens_TI.dtype is torch.bfloat16 and len(tokens_TI):
-            ends_E = torch.tensor(tokens_per_expert, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-            ends_E = ends_E.to(tokens_TI.device, non_blocking=True)
-            found: Tensor = _FrozenProduct.apply(tokens_TI, self._stacked(), ends_E)  # type: ignore[no-untyped-call]
+        if self.is_one_product(tokens_TI):
+            ends_E = ends_of(tokens_per_expert, tokens_TI.device)
+            found: Tensor = _FrozenProduct.apply(tokens_TI, self.stacked(), ends_E)  # type: ignore[no-untyped-call]
             return found, None
         parts = torch.split(tokens_TI, tokens_per_expert)
         # An expert without tokens takes part too: its gradient is zero, not missing.
         return torch.cat([F.linear(*pair) for pair in zip(parts, self.weights, strict=True)]), None
 
-    def _stacked(self) -> Tensor:
+    def is_one_product(self, tokens_TI: Tensor) -> bool:
+        """Say whether the experts are frozen and torch has a kernel for all of them at once."""
+        is_frozen = not self.weight0.requires_grad
+        return is_frozen and tokens_TI.dtype is torch.bfloat16 and len(tokens_TI) > 0
+
+    def stacked(self) -> Tensor:
         """Return the matrices as one, [E, O, I], of which each is a view; puts them together where they are not."""
         weights, stacked = self.weights, self._stack
         size = weights[0].nbytes
@@ -160,6 +163,12 @@ class _TorchGrouped(nn.Module):
         return f"{type(self).__name__}({self.num_gemms} x [{self.output_size}, {self.input_size}])"
 
 
+def ends_of(tokens_per_expert: list[int], device: torch.device) -> Tensor:
+    """Return where each expert's tokens end, [E]."""
+    ends_E = torch.tensor(tokens_per_expert, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return ends_E.to(device, non_blocking=True)
+
+
 class _FrozenProduct(torch.autograd.Function):
     """Each expert's tokens with its matrix, in one kernel; only the tokens get a gradient."""
 
@@ -174,13 +183,13 @@ class _FrozenProduct(torch.autograd.Function):
         return F.grouped_mm(grads[0].contiguous(), weight_EOI, offs=ends_E), None, None
 
 
-class TorchGroupedColumn(_TorchGrouped, ColumnParallelLinear):  # type: ignore[misc]
+class TorchGroupedColumn(TorchGrouped, ColumnParallelLinear):  # type: ignore[misc]
     """The experts' first layer."""
 
     partition_dim = 0
 
 
-class TorchGroupedRow(_TorchGrouped, RowParallelLinear):  # type: ignore[misc]
+class TorchGroupedRow(TorchGrouped, RowParallelLinear):  # type: ignore[misc]
     """The experts' second layer."""
 
     partition_dim = 1

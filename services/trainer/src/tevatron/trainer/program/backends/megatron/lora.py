@@ -16,12 +16,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.bridge.peft.lora import LoRA
 from megatron.core import parallel_state
 from torch import Tensor
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError, unknown_name
+from tevatron.trainer.program.backends.megatron.adapted import (
+    WholeLoRA,
+    meet_once_a_step,
+    shared_adapters,
+)
 from tevatron.trainer.program.backends.megatron.parallel import Ranks
 
 logger = logging.getLogger(__name__)
@@ -41,7 +45,6 @@ one product, and `experts.local_experts.N.linear_fc1` where they are computed on
 DEFAULT_DENSE = ("attn", "mlp")
 DEFAULT_MOE = ("attn", "moe_experts", "moe_shared")
 
-_SHARED_ADAPTER = re.compile(rf".*\.mlp\.experts\.{_FC}\.adapter\.linear_(?:in|out)\.weight")
 _ADAPTABLE = re.compile(r".*\.(?:linear_\w+|router)")
 
 
@@ -53,7 +56,7 @@ def adapt(chunks: list[Any], arguments: TrainArguments, ranks: Ranks) -> None:
     patterns = target_patterns(all_names, arguments, provider)
     _check_routers(_matching(patterns, all_names), tensor=ranks.layout.tensor)
     chosen = _matching(patterns, names)
-    lora = LoRA(
+    lora = WholeLoRA(
         target_modules=chosen or ["no module of this stage"],
         dim=arguments.lora_r,
         alpha=arguments.lora_alpha,
@@ -62,6 +65,7 @@ def adapt(chunks: list[Any], arguments: TrainArguments, ranks: Ranks) -> None:
     )
     lora(chunks, training=True)
     for chunk in chunks:
+        meet_once_a_step(chunk)
         _draw_adapters(chunk, seed=arguments.seed)
         _count_shared_once(chunk)
 
@@ -198,12 +202,8 @@ def _draw(matrix: Tensor, parameter: torch.nn.Parameter, *, name: str, seed: int
 
 
 def _count_shared_once(chunk: Any) -> None:
-    """Take the copies of a layer's one expert adapter out of the gradient norm, but for the first rank's.
-
-    The bridge keeps the copies on the expert-parallel ranks alike by adding their gradients up.
-    """
+    """Take the copies of a layer's one expert adapter out of the gradient norm, but for the first rank's."""
     if parallel_state.get_expert_model_parallel_rank() == 0:
         return
-    for name, parameter in chunk.named_parameters():
-        if _SHARED_ADAPTER.fullmatch(name) and parameter.dim() == 2:
-            vars(parameter)["shared"] = True
+    for parameter in shared_adapters(chunk):
+        vars(parameter)["shared"] = True
