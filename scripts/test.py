@@ -1,7 +1,11 @@
-"""Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`."""
+"""Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`.
+
+Two at a time: a test of processes waits for them most of its time. `-n 0` runs them one by one, in this process.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 
@@ -21,9 +25,13 @@ class SkippedTests:
 
 
 def main() -> int:
-    """Run pytest in this process; the exit status is pytest's."""
+    """Run pytest; the exit status is its own."""
+    # Hundreds of processes import our sources: each would compile them anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     skipped = SkippedTests()
-    status = pytest.main(sys.argv[1:], plugins=[skipped])
+    # tests/conftest.py says what is shared out, and in which order.
+    arguments = ["--numprocesses=2", "--no-loadscope-reorder", *sys.argv[1:]]
+    status = pytest.main(arguments, plugins=[skipped])
     listed = "; ".join(f"{count} ({reason})" for reason, count in sorted(skipped.reasons.items()))
     print(f"tests skipped on this machine: {listed or 'none'}")
     return int(status)
