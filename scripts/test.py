@@ -1,6 +1,7 @@
 """Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`.
 
-Two at a time: a test of processes waits for them most of its time. `-n 0` runs them one by one, in this process.
+Several at a time, one more than there are cores: a test of processes waits for them much of its time. `-n 0` runs
+them one by one, in this process.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import sys
 from collections import Counter
 
 import pytest
+
+NUM_WORKERS = min((os.cpu_count() or 1) + 1, 8)
+"""Each takes up to 3 GB with the processes of its test."""
 
 
 class SkippedTests:
@@ -30,7 +34,7 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     skipped = SkippedTests()
     # tests/conftest.py says what is shared out, and in which order.
-    arguments = ["--numprocesses=2", "--no-loadscope-reorder", *sys.argv[1:]]
+    arguments = [f"--numprocesses={NUM_WORKERS}", "--no-loadscope-reorder", *sys.argv[1:]]
     status = pytest.main(arguments, plugins=[skipped])
     listed = "; ".join(f"{count} ({reason})" for reason, count in sorted(skipped.reasons.items()))
     print(f"tests skipped on this machine: {listed or 'none'}")
