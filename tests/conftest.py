@@ -40,23 +40,27 @@ from tevatron.core.store.session import Sessions, make_engine, make_sessions, mi
 TEMPLATE = "tevatron"
 _numbers = itertools.count(1)
 
-WHOLE_FOLDERS = ("tests/integration/", "tests/gpu/")
-"""Run by one worker: one stack serves all files of the first, and each test of the second fills the GPU."""
+TOGETHER = (
+    ("tests/integration/",),
+    ("tests/gpu/",),
+    ("tests/trainer/launchers/test_slurm.py", "tests/trainer/test_two_nodes.py"),
+)
+"""Run by one worker, unit by unit: they share a stack, fill the GPU, or start a real Slurm of this machine."""
 
 DEAR = ("tests/integration/", "tests/trainer/", "tests/e2e/")
 """Run first: a dear file that began last would keep one worker busy while the others have nothing left."""
 
 
-class _FilesAndFolders(LoadFileScheduling):
-    """Gives a worker a whole file, for the fixtures that its tests share, or one of the whole folders."""
+class _Files(LoadFileScheduling):
+    """Gives a worker a whole file, for the fixtures that its tests share, or files that belong together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        whole = [folder for folder in WHOLE_FOLDERS if nodeid.startswith(folder)]
-        return whole[0] if whole else super()._split_scope(nodeid)
+        units = [unit for unit in TOGETHER if nodeid.startswith(unit)]
+        return units[0][0] if units else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    return _FilesAndFolders(config, log)
+    return _Files(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
