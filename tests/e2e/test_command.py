@@ -31,7 +31,7 @@ jobs:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    """A stack for most tests of this file, which name what they register each in its own way."""
+    """A stack for the tests of this file, which name what they register each in its own way."""
     with stack_in(tmp_path_factory.mktemp("stack"), root=tmp_path_factory.getbasetemp()) as stack:
         with stack.up():
             yield stack
@@ -122,17 +122,16 @@ def test_mistakes_are_one_message_and_status_1(running, sample):
     assert "expected a path under" in outside.stderr
 
 
-def test_keys_close_the_door_that_was_open(stack):
-    with stack.up():
-        assert stack.run("jobs").returncode == 0
-        made = json.loads(stack.run("keys", "create", "me", "--json").stdout)
-        refused = stack.run("jobs")
-        assert refused.returncode == 1
-        assert "(401)" in refused.stderr
-        stack.environment["TEVATRON_API_KEY"] = made["secret"]
-        assert stack.run("jobs").returncode == 0
-        listed = stack.run("keys", "list", "--json").stdout
-        assert made["secret"] not in listed
-        assert stack.run("keys", "revoke", made["id"]).returncode == 0
-        listed = json.loads(stack.run("keys", "list", "--json").stdout)
-        assert listed[0]["revoked"] != "-"
+def test_keys_close_the_door_that_was_open(running, monkeypatch):
+    assert running.run("jobs").returncode == 0
+    made = json.loads(running.run("keys", "create", "me", "--json").stdout)
+    refused = running.run("jobs")
+    assert refused.returncode == 1
+    assert "(401)" in refused.stderr
+    monkeypatch.setitem(running.environment, "TEVATRON_API_KEY", made["secret"])
+    assert running.run("jobs").returncode == 0
+    listed = running.run("keys", "list", "--json").stdout
+    assert made["secret"] not in listed
+    assert running.run("keys", "revoke", made["id"]).returncode == 0
+    listed = json.loads(running.run("keys", "list", "--json").stdout)
+    assert listed[0]["revoked"] != "-"
