@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-megatron test-vllm test-compose images pytest lint types imports format up openapi
+.PHONY: help install demo test checks test-megatron test-vllm test-compose images pytest lint types imports format up openapi
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
@@ -41,7 +41,11 @@ demo: install
 		$(if $(MODEL),--model "$(MODEL)")
 
 # pytest last: some of its tests use the environments of the two before, and it says at the end what was skipped.
-test: lint types imports test-megatron test-vllm test-compose pytest
+test: checks test-compose pytest
+
+# Two at a time: an environment is downloaded while the tests of another one run. What each prints comes when it ends.
+checks:
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types imports test-megatron test-vllm
 
 # Megatron under Python 3.12, in an environment of its own; skipped by name where there is no 3.12.
 test-megatron:

@@ -63,8 +63,9 @@ def run_tests(environment: Environment, arguments: Sequence[str]) -> int:
             environment,
             f"no Python {version}: not as python{version}, not in pyenv, not through uv",
         )
-    folder = os.open(ROOT, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
+    # One at a time makes this environment; others may be made meanwhile.
+    lock = os.open(environment.lock, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     stamp = environment.venv / "tevatron-stamp"
     wanted = _fingerprint(environment, python)
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -73,7 +74,7 @@ def run_tests(environment: Environment, arguments: Sequence[str]) -> int:
         if missing is not None:
             return _skip(environment, missing)
         stamp.write_text(wanted)
-    fcntl.flock(folder, fcntl.LOCK_UN)
+    fcntl.flock(lock, fcntl.LOCK_UN)
     if list(arguments) == ["--install"]:
         return 0
     return _run(

@@ -1,11 +1,19 @@
-"""Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`."""
+"""Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`.
+
+Several at a time, one more than there are cores: a test of processes waits for them much of its time. `-n 0` runs
+them one by one, in this process.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 
 import pytest
+
+NUM_WORKERS = min((os.cpu_count() or 1) + 1, 8)
+"""Each takes up to 3 GB with the processes of its test."""
 
 
 class SkippedTests:
@@ -21,9 +29,13 @@ class SkippedTests:
 
 
 def main() -> int:
-    """Run pytest in this process; the exit status is pytest's."""
+    """Run pytest; the exit status is its own."""
+    # Hundreds of processes import our sources: each would compile them anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     skipped = SkippedTests()
-    status = pytest.main(sys.argv[1:], plugins=[skipped])
+    # tests/conftest.py says what is shared out, and in which order.
+    arguments = [f"--numprocesses={NUM_WORKERS}", "--no-loadscope-reorder", *sys.argv[1:]]
+    status = pytest.main(arguments, plugins=[skipped])
     listed = "; ".join(f"{count} ({reason})" for reason, count in sorted(skipped.reasons.items()))
     print(f"tests skipped on this machine: {listed or 'none'}")
     return int(status)

@@ -6,7 +6,7 @@ Use from any test folder:
 - `broker_url`: the Valkey of the run, emptied for this test.
 - `settings`: both, data below `tmp_path`, and short times; `settings.model_copy(update={...})` for others.
 - `environment`: the same as `TEVATRON_*` variables for a child process; see `tests.support.processes`.
-Helpers are imported as `tests.support.<module>`.
+Helpers are imported as `tests.support.<module>`. With pytest-xdist all of this is there once for each of its workers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import redis
 from pydantic import SecretStr
 from sqlalchemy import Engine, make_url
 from sqlalchemy.engine import URL
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # so that `tests.support` is found under --import-mode=importlib
@@ -37,6 +39,32 @@ from tevatron.core.store.session import Sessions, make_engine, make_sessions, mi
 
 TEMPLATE = "tevatron"
 _numbers = itertools.count(1)
+
+TOGETHER = (
+    ("tests/integration/",),
+    ("tests/gpu/",),
+    ("tests/trainer/launchers/test_slurm.py", "tests/trainer/test_two_nodes.py"),
+)
+"""Run by one worker, unit by unit: they share a stack, fill the GPU, or start a real Slurm of this machine."""
+
+DEAR = ("tests/integration/", "tests/trainer/", "tests/e2e/")
+"""Run first: a dear file that began last would keep one worker busy while the others have nothing left."""
+
+
+class _Files(LoadFileScheduling):
+    """Gives a worker a whole file, for the fixtures that its tests share, or files that belong together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        units = [unit for unit in TOGETHER if nodeid.startswith(unit)]
+        return units[0][0] if units else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return _Files(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(DEAR))
 
 
 @pytest.fixture(scope="session")

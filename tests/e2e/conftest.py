@@ -1,4 +1,4 @@
-"""`tevatron up` and the command as real processes, each test on a home of its own."""
+"""`tevatron up` and the command as real processes, on a home of the test's or the file's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -115,16 +116,23 @@ def left_over(processes: list[psutil.Process], *, timeout_s: float = 10) -> list
     return [" ".join(found.cmdline()) for found in alive]
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    """A stack in a path with blanks, not started yet; ended whatever happens."""
-    home = tmp_path / "a home with blanks" / "tevatron"
+@contextmanager
+def stack_in(folder: Path, *, root: Path) -> Iterator[Stack]:
+    """Yield a stack in a path with blanks, not started yet; ended whatever happens."""
+    home = folder / "a home with blanks" / "tevatron"
     home.parent.mkdir()
-    stack = Stack(home, [tmp_path])
+    stack = Stack(home, [root])
     yield stack
     if stack.process is not None and stack.process.poll() is None:
         processes = stack.kill()
         assert left_over(processes) == []
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """A stack of this test's own, not started yet."""
+    with stack_in(tmp_path, root=tmp_path) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The pool over real scorer processes, with the hf engine on a tiny model: killed with -9 while 5,000 pairs are reranked."""
+"""The pool over real scorer processes, with the hf engine on a tiny model: killed with -9 while 2,000 pairs are reranked."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tevatron.evaluator.pool import Backend, PoolOptions, learn_served
 from tevatron.evaluator.score_log import ScoreLog
 from tevatron.evaluator.scoring import score_all
 
-NUM_QUERIES, NUM_PASSAGES = 50, 100
+NUM_QUERIES, NUM_PASSAGES = 20, 100
 NUM_PAIRS = NUM_QUERIES * NUM_PASSAGES
 NUM_PROBES = 2 * 5
 """What a scorer without a contract is sent before its first chunk: when it is learned what all serve, and by the pool."""
@@ -91,7 +91,7 @@ def start(folder):
         def start(count):
             scorers = [Scorer(stack, folder) for _ in range(count)]
             for scorer in scorers:
-                wait_for(scorer.is_ready, timeout_s=120, what=f"{scorer.url}/ready")
+                wait_for(scorer.is_ready, timeout_s=240, what=f"{scorer.url}/ready")
             return scorers
 
         yield start

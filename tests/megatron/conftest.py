@@ -1,5 +1,6 @@
 """Real Megatron on the CPU: this process imports it once, behind the labelled shim, and forks the ranks."""
 
+import gc
 import importlib.util
 import os
 import warnings
@@ -22,6 +23,8 @@ if HAS_MEGATRON:
         cpu_shim.install()
         import tevatron.trainer.program.backends.megatron.export
         import tevatron.trainer.program.train  # noqa: F401
+    # Else each collection in a rank would look at all that was imported, and so copy it.
+    gc.freeze()
 else:
     # Their imports would fail; one test says why they are not run.
     collect_ignore_glob = ["test_[!i]*.py"]

@@ -70,6 +70,7 @@ def test_bytes_that_are_not_utf8_name_the_line(tmp_path):
             "broken zstd archive",
         ),
     ],
+    ids=["gzip, cut off", "gzip, other checksum", "zstd, other checksum"],
 )
 def test_a_broken_archive_is_a_format_error(tmp_path, content, message):
     with pytest.raises(FormatError, match=message):
