@@ -1,7 +1,6 @@
 """Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`.
 
-Several at a time, one more than there are cores: a test of processes waits for them much of its time. `-n 0` runs
-them one by one, in this process.
+As many at a time as there are cores; `-n 0` runs them one by one, in this process.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-NUM_WORKERS = min((os.cpu_count() or 1) + 1, 8)
+NUM_WORKERS = min(os.cpu_count() or 1, 8)
 """Each takes up to 3 GB with the processes of its test."""
 
 
