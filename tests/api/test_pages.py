@@ -779,6 +779,16 @@ def test_the_form_shows_the_plan_and_then_sends_what_it_showed(visitor, register
     assert jobs["first-eval"].state is JobState.WAITING
 
 
+def test_the_form_takes_held_out_rows(visitor, registered):
+    held_out = {"validation": "rows", "eval_steps": "10", "load_best_model_at_end": "true"}
+    answer = visitor.post("/ui/new", {**FIELDS, **held_out})
+    assert answer.status_code == 200
+    train = json.loads(spec_of(answer.text))["jobs"]["first"]
+    assert train["validation"] == "rows"
+    assert train["arguments"]["eval_steps"] == 10
+    assert train["arguments"]["load_best_model_at_end"] is True
+
+
 def test_a_plan_that_does_not_fit_is_said_before_it_is_sent(visitor, registered):
     answer = visitor.post("/ui/new", {**FIELDS, "gpu_gib": "0.1"})
     assert "It does not fit" in answer.text
@@ -793,6 +803,7 @@ def test_a_plan_that_does_not_fit_is_said_before_it_is_sent(visitor, registered)
         ({"more": "[]"}, "expected a JSON object"),
         ({"more": '{"no_such_flag": 1}'}, "no_such_flag"),
         ({"name": "a b"}, "jobs"),
+        ({"validation": "rows"}, "eval_steps is 0"),
     ],
 )
 def test_a_mistake_in_the_form_is_named_and_the_rest_is_kept(visitor, registered, changed, message):

@@ -47,12 +47,15 @@ ARGUMENTS = [
     "dtype",
     "use_lora",
     "lora_r",
+    "eval_steps",
+    "load_best_model_at_end",
 ]
 """Training arguments with a field of their own; any other goes into the box below them."""
 CHOICES: dict[str, list[str]] = {
     "loss": [name.value for name in LossName],
     "dtype": list(get_args(TrainArguments.model_fields["dtype"].annotation)),
     "use_lora": ["true", "false"],
+    "load_best_model_at_end": ["true", "false"],
 }
 
 
@@ -253,6 +256,8 @@ def _group_of(form: Form) -> dict[str, JsonValue]:
         "num_processes": form.get("num_processes", ""),
         "arguments": arguments | more,
     }
+    if form.get("validation"):
+        train["validation"] = form["validation"]
     jobs: dict[str, JsonValue] = {"train": train}
     source = "train"
     if form.get("export"):
