@@ -7,7 +7,7 @@ from tests.support.resources import make_resources
 from tevatron.api.allowed import check_allowed
 from tevatron.core.errors import ForbiddenError, InputError, TevatronError
 from tevatron.core.store.models import Checkpoint
-from tevatron.core.store.scorers import claim_next_scorer
+from tevatron.core.store.scorers import claim_next_scorer, scorer_ready
 
 ALLOWED = "http://scorer.example:8100/v1"
 
@@ -57,6 +57,65 @@ def test_copies_of_one_checkpoint_are_listed_each_with_its_host(client: httpx.Cl
         ("starting", "scorer@right:8"),
         ("wanted", None),
     ]
+
+
+def test_a_scorer_with_replicas_is_one_scorer_with_a_server_each(client: httpx.Client, sessions):
+    with sessions.begin() as session:
+        make_resources(session, key_id=None)
+    asked = client.post("/v1/scorers", json={"checkpoint": "tune", "name": "two", "replicas": 2})
+    scorer = asked.json()
+    assert (scorer["state"], scorer["replicas"], scorer["ready_replicas"]) == ("wanted", 2, 0)
+    with sessions.begin() as session:
+        claim_next_scorer(session, host="scorer@left:7", lease_s=60.0)
+        claim = claim_next_scorer(session, host="scorer@right:8", lease_s=60.0)
+        scorer_ready(session, claim, url="http://right:1", token="canary", info={})
+    answer = client.get("/v1/scorers/two")
+    assert "canary" not in answer.text
+    scorer = answer.json()
+    assert [scorer[name] for name in ("state", "url", "holder", "ready_replicas")] == [
+        "ready",
+        "http://right:1",
+        "scorer@right:8",
+        1,
+    ]
+    assert [(server["state"], server["url"], server["holder"]) for server in scorer["servers"]] == [
+        ("starting", None, "scorer@left:7"),
+        ("ready", "http://right:1", "scorer@right:8"),
+    ]
+    listed = client.get("/v1/scorers").json()["data"]
+    assert [row["name"] for row in listed] == ["two", "served"]
+    assert listed[0] == scorer
+    released = client.delete("/v1/scorers/two").json()
+    assert (released["state"], [server["state"] for server in released["servers"]]) == (
+        "stopping",
+        ["stopping", "stopping"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        (0, "greater than or equal to 1"),
+        (-1, "greater than or equal to 1"),
+        (65, "less than or equal to 64"),
+        (10_000, "less than or equal to 64"),
+        ("2", "valid integer"),
+        (1.5, "valid integer"),
+        (True, "valid integer"),
+        (None, "valid integer"),
+    ],
+)
+def test_a_number_of_replicas_that_cannot_be_is_refused_by_name(client, replicas, message):
+    answer = client.post("/v1/scorers", json={"checkpoint": "a", "replicas": replicas})
+    assert answer.status_code == 422
+    assert "replicas" in answer.text
+    assert message in answer.text
+
+
+def test_an_outside_scorer_has_no_replicas(admin):
+    answer = admin.post("/v1/scorers", json={"url": ALLOWED, "replicas": 2})
+    assert answer.status_code == 422
+    assert "replicas goes with checkpoint or model, got 2 and url" in answer.text
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_hosts_are_counted_by_scorers_that_are_wanted_or_served(sessions, count)
         session.add(
             Scorer(
                 id="outside",
+                scorer_id="outside",
                 state=ScorerState.READY,
                 external=True,
                 engine="hf",

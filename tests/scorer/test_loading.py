@@ -99,9 +99,9 @@ def _write_contract(folder, **changes):
     return folder
 
 
-def _load(folder, **options):
+def _load(folder, *, backend="hf", **options):
     return load(
-        ServeOptions(backend="hf", model=folder, flags=EngineFlags(device="cpu"), **options)
+        ServeOptions(backend=backend, model=folder, flags=EngineFlags(device="cpu"), **options)
     )
 
 
@@ -337,6 +337,12 @@ def test_an_adapter_whose_model_is_gone_says_how_to_name_it(adapter):
         ConfigError, match="is an adapter of '/gone', which is not there: name its base"
     ):
         _load(adapter)
+
+
+def test_an_adapter_is_refused_by_an_engine_that_would_serve_the_base_or_worse(adapter, plain):
+    for folder, options in ((adapter, {}), (plain, {"adapter": adapter})):
+        with pytest.raises(ConfigError, match="engine 'vllm' loads none: publish merged weights"):
+            _load(folder, backend="vllm", **options)
 
 
 def test_a_folder_that_is_no_adapter_is_named(plain, tmp_path):

@@ -46,6 +46,8 @@ def test_help_imports_nothing_heavy():
         ["checkpoints", "list"],
         ["submit", "eval", "--dataset", "d", "--benchmark", "beir15/scifact"],
         ["submit", "annotate", "--dataset", "d", "--checkpoint", "c", "--max-negatives", "3"],
+        ["submit", "eval", "--dataset", "d", "--checkpoint", "c", "--replicas", "2"],
+        ["submit", "annotate", "--dataset", "d", "--checkpoint", "c", "--replicas", "2"],
     ],
 )
 def test_command_without_a_stack_is_one_line_and_status_1(words):

@@ -137,6 +137,11 @@ def test_names_are_resolved_to_ids_and_the_submitted_spec_is_kept(registered):
             ConfigError,
             "dtype is the scorer's own",
         ),
+        (
+            eval_job(rerank={"scorers": ["s"], "replicas": 2}),
+            ConfigError,
+            "replicas is the scorer's own",
+        ),
         (export_job(train="job_0"), NotFoundError, "unknown job 'job_0'"),
         (
             eval_job(split="tset"),

@@ -87,7 +87,7 @@ def test_services_that_start_at_once_migrate_one_after_the_other(empty_url, empt
 
 def test_a_database_without_schema_is_refused(empty_engine):
     with pytest.raises(
-        ConfigError, match="revision none, this build needs 0009: run `tevatron migrate`"
+        ConfigError, match="revision none, this build needs 0010: run `tevatron migrate`"
     ):
         check_schema(empty_engine)
 
@@ -95,7 +95,7 @@ def test_a_database_without_schema_is_refused(empty_engine):
 def test_another_revision_is_refused(engine):
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(ConfigError, match="revision 9999, this build needs 0009"):
+    with pytest.raises(ConfigError, match="revision 9999, this build needs 0010"):
         check_schema(engine)
 
 

@@ -67,14 +67,19 @@ def _host(settings, log, *, real=False, **changes):
                 host.wait(60)
 
 
-def _want(sessions, folder, **target):
+def _want(sessions, folder, *, replicas=1, **target):
     with sessions.begin() as session:
         models = ModelRepository(session)
         model = models.find(folder.name, key_id=None) or models.create(
             folder.name, key_id=None, path=str(folder), sha256="0" * 64
         )
         options = {"prompt_template": "tevatron", "max_length": 160, **target}
-        return request_scorer(session, ScorerTarget(model_id=model.id, **options), key_id=None)
+        return request_scorer(
+            session,
+            ScorerTarget(model_id=model.id, **options),
+            key_id=None,
+            replicas=replicas,
+        )
 
 
 def _row(sessions, scorer_id):

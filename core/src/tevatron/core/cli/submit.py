@@ -29,6 +29,9 @@ Priority = Annotated[
     int | None,
     typer.Option(min=-10, max=10, help="Higher is claimed first; 0 if left out."),
 ]
+Replicas = Annotated[
+    int | None, typer.Option(min=1, max=64, help="Servers that share the pairs; 1 if left out.")
+]
 Launcher = Annotated[
     str | None, typer.Option(help="local, jobset or slurm; the deployment's own if left out.")
 ]
@@ -146,6 +149,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
     prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
     engine: Annotated[str | None, typer.Option(help="What scores: hf or vllm.")] = None,
+    replicas: Replicas = None,
     ranklist: Annotated[
         str | None, typer.Option(help="First stage: a dataset of kind ranklist; BM25 if left out.")
     ] = None,
@@ -181,6 +185,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
         "prompt_template": prompt_template,
         "max_length": max_length,
         "engine": engine,
+        "replicas": replicas,
         "depth": depth,
     }
     rerank = {key: value for key, value in rerank.items() if value is not None}
@@ -203,6 +208,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
     prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
     engine: Annotated[str | None, typer.Option(help="What scores: hf or vllm.")] = None,
+    replicas: Replicas = None,
     max_negatives: Annotated[
         int | None, typer.Option(help="Negatives of a row that are scored.")
     ] = None,
@@ -230,6 +236,7 @@ def submit_annotate(  # noqa: PLR0913  a command's options
         "prompt_template": prompt_template,
         "max_length": max_length,
         "engine": engine,
+        "replicas": replicas,
     }
     teacher = {key: value for key, value in teacher.items() if value is not None}
     if teacher:

@@ -37,6 +37,8 @@ METRIC_PATTERN = (
 """Metrics that an evaluation may have; the evaluator's registry of them is the same."""
 EngineName = Literal["hf", "vllm"]
 """Engines that scorer hosts may have."""
+NumReplicas = Annotated[int, Field(ge=1, le=64)]
+"""How many servers a scorer has."""
 LauncherName = Literal["local", "jobset", "slurm"]
 """Ways to start the ranks of a job; the trainer's registry of them is the same."""
 
@@ -203,6 +205,8 @@ class ScoredBy(Spec):
     """Template of a model without a contract."""
     max_length: int | None = Field(default=None, ge=16, le=131072)
     """Longest prompt of a model without a contract."""
+    replicas: NumReplicas = 1
+    """Servers that the scorer has and that share the pairs, on as many hosts as have a free place."""
 
 
 class Rerank(ScoredBy):

@@ -18,6 +18,7 @@ from tevatron.core.contracts.jobs import (
     JobKind,
     JobState,
     Name,
+    NumReplicas,
     Phase,
     Ref,
     RemoteUrl,
@@ -244,6 +245,8 @@ class ScorerRequest(Spec):
     prompt_template: str | None = Field(default=None, max_length=100)
     max_length: int | None = Field(default=None, ge=16, le=131072)
     """Longest prompt of a model without a contract."""
+    replicas: NumReplicas = 1
+    """Servers that it has, each with a place of its own on a host."""
     ttl_s: float | None = Field(default=None, gt=0, le=30 * 86400)
     """How long it stays up without a job that uses it; the host's setting when unset."""
     url: str | None = Field(default=None, min_length=1, max_length=2000)
@@ -259,7 +262,21 @@ class ScorerRequest(Spec):
             raise ValueError("prompt_template goes with model, and only there")
         if self.token is not None and self.url is None:
             raise ValueError("token goes with url, and only there")
+        if self.replicas != 1 and self.url is not None:
+            raise ValueError(f"replicas goes with checkpoint or model, got {self.replicas} and url")
         return self
+
+
+class ScorerReplica(Resource):
+    """One server of a scorer."""
+
+    id: str
+    state: ScorerState
+    url: str | None
+    holder: str | None
+    """The scorer host that serves it, or was the last to, as scorer@name:process."""
+    error: str | None
+    """Why it failed."""
 
 
 class ScorerResource(Resource):
@@ -268,13 +285,19 @@ class ScorerResource(Resource):
     id: str
     name: str | None
     state: ScorerState
+    """Of the replica that is furthest, as are url, holder and error: ready as soon as one is."""
+    replicas: int
+    """How many were asked for."""
+    ready_replicas: int
+    """How many answer."""
+    servers: list[ScorerReplica]
+    """One for each replica."""
     checkpoint_id: str | None
     model_id: str | None
     engine: str | None
     dtype: str | None
     url: str | None
     holder: str | None
-    """The scorer host that serves it, or was the last to, as scorer@name:process."""
     external: bool
     """Registered by an administrator; every key sees it."""
     job_id: str | None
@@ -282,7 +305,6 @@ class ScorerResource(Resource):
     ttl_s: float | None
     """How long it stays up without a job that uses it."""
     error: str | None
-    """Why it failed."""
     created_at: datetime
 
 

@@ -311,10 +311,14 @@ class Checkpoint(Owned, Base):
 
 
 class Scorer(Owned, Leased, Base):
-    """What should be served, and where it is; claimed by a scorer host."""
+    """What should be served, and where it is: one server, claimed by a scorer host.
+
+    A scorer with replicas is as many rows: all say the same of what is wanted, and each where its own server is.
+    """
 
     __tablename__ = "scorers"
     __table_args__ = (
+        UniqueConstraint("scorer_id", "replica"),
         Index(None, "key_id", "created_at", "id"),
         Index(None, "state", "created_at"),
         # A retried job finds its own scorer; those it has let go are history.
@@ -322,7 +326,7 @@ class Scorer(Owned, Leased, Base):
             "uq_scorers_job_id",
             "job_id",
             unique=True,
-            postgresql_where=text("state IN ('wanted', 'starting', 'ready')"),
+            postgresql_where=text("state IN ('wanted', 'starting', 'ready') AND replica = 1"),
         ),
         CheckConstraint(
             "num_nonnulls(checkpoint_id, model_id) = CASE WHEN external THEN 0 ELSE 1 END",
@@ -331,6 +335,10 @@ class Scorer(Owned, Leased, Base):
         CheckConstraint("state <> 'ready' OR url IS NOT NULL", name="ready_has_url"),
     )
 
+    scorer_id: Mapped[str] = mapped_column(ForeignKey("scorers.id"))
+    """The scorer that it is a replica of: itself for the first, whose id users know."""
+    replica: Mapped[int] = mapped_column(server_default=text("1"))
+    """Counts from 1."""
     name: Mapped[str | None]
     state: Mapped[ScorerState] = mapped_column(_choice(ScorerState, "state"))
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))

@@ -172,8 +172,15 @@ def _check_scored_by(wanted: ScoredBy, what: str) -> None:
         raise ConfigError(f"{what}: a model without a contract needs prompt_template")
     if wanted.prompt_template is not None:
         get_template(wanted.prompt_template)
-    if wanted.scorers is not None and wanted.dtype is not None:
-        raise ConfigError(f"{what}: dtype is the scorer's own; scorers that are there keep theirs")
+    if wanted.scorers is not None:
+        for name, is_set in (
+            ("dtype", wanted.dtype is not None),
+            ("replicas", wanted.replicas > 1),
+        ):
+            if is_set:
+                raise ConfigError(
+                    f"{what}: {name} is the scorer's own; scorers that are there keep theirs"
+                )
     if wanted.model is None:
         for name in ("prompt_template", "max_length"):
             if getattr(wanted, name) is not None:

@@ -8,6 +8,9 @@
 
 A scorer with `job_id` lives as long as its job; one with `ttl_s` as long as it is used; an external one until it is
 deleted. Every write of a host is guarded by id and fence.
+
+A scorer with replicas is a row for each. Hosts claim, serve and lose rows, and know nothing of replicas; what people and
+jobs do (ask, find, use, let go) is done to all rows of a scorer.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from tevatron.core.ids import new_id
 from tevatron.core.store.leases import claim_row, held_row, lapsed_rows, renew
 from tevatron.core.store.lifecycle import storable
 from tevatron.core.store.models import Job, Scorer, ScorerState
+from tevatron.core.store.replicas import Replicas, any_replica, last_used_at
 from tevatron.core.store.repository import KeyScope, Repository, owned_by
 
 LIVE_STATES = frozenset({ScorerState.WANTED, ScorerState.STARTING, ScorerState.READY})
@@ -64,30 +68,46 @@ class ScorerBeat:
 
 
 class ScorerRepository(Repository[Scorer]):
-    """Scorers as users and jobs see them."""
+    """Scorers as users and jobs see them: `get` and `list_page` return first rows."""
 
     table = Scorer
     noun: ClassVar[str] = "scorer"
 
     def get_live(self, ref: str, *, key_id: KeyScope) -> Scorer:
-        """Return the scorer, which must be there or on its way."""
+        """Return the scorer, of which a replica must be there or on its way."""
         live = self._session.scalars(
             self._visible(key_id)
-            .where(or_(Scorer.id == ref, Scorer.name == ref), Scorer.state.in_(LIVE_STATES))
+            .where(or_(Scorer.id == ref, Scorer.name == ref), any_replica(LIVE_STATES))
             .order_by((Scorer.id == ref).desc(), *self._own_first(key_id), Scorer.created_at.desc())
             .limit(1)
         ).first()
         if live is not None:
             return live
-        scorer = self.get(ref, key_id=key_id)
-        raise ConflictError(f"scorer '{ref}' is {scorer.state}; start another")
+        [replicas] = self.replicas([self.get(ref, key_id=key_id).id])
+        raise ConflictError(f"scorer '{ref}' is {replicas.best.state}; start another")
+
+    def replicas(self, scorer_ids: Sequence[str]) -> list[Replicas]:
+        """Return these scorers in this order, each with all its replicas, whoever owns them."""
+        rows: dict[str, list[Scorer]] = {scorer_id: [] for scorer_id in scorer_ids}
+        for row in self._session.scalars(
+            select(Scorer)
+            .where(Scorer.scorer_id.in_(scorer_ids))
+            .order_by(Scorer.replica)
+            .execution_options(populate_existing=True)
+        ):
+            rows[row.scorer_id].append(row)
+        if gone := [scorer_id for scorer_id, found in rows.items() if not found]:
+            raise NotFoundError(f"{self.noun} '{gone[0]}' is gone")
+        return [Replicas(found) for found in rows.values()]
 
     def register_external(
         self, url: str, *, key_id: str | None, name: str | None, token: str | None, engine: str
     ) -> Scorer:
         """Store an outside URL; whether it is allowed was checked by the caller."""
+        scorer_id = new_id("scorer")
         scorer = Scorer(
-            id=new_id("scorer"),
+            id=scorer_id,
+            scorer_id=scorer_id,
             key_id=key_id,
             name=name,
             state=ScorerState.READY,
@@ -101,16 +121,17 @@ class ScorerRepository(Repository[Scorer]):
         self._session.flush()
         return scorer
 
-    def of_checkpoint(self, checkpoint_id: str, *, key_id: KeyScope) -> Sequence[Scorer]:
+    def of_checkpoint(self, checkpoint_id: str, *, key_id: KeyScope) -> list[Replicas]:
         """Return the key's scorers of this checkpoint that are there or on their way, newest first."""
-        return self._session.scalars(
+        found = self._session.scalars(
             self._visible(key_id)
-            .where(Scorer.checkpoint_id == checkpoint_id, Scorer.state.in_(LIVE_STATES))
+            .where(Scorer.checkpoint_id == checkpoint_id, any_replica(LIVE_STATES))
             .order_by(Scorer.created_at.desc(), Scorer.id.desc())
-        ).all()
+        )
+        return self.replicas([scorer.id for scorer in found])
 
     def touch(self, scorer_ids: Sequence[str]) -> None:
-        """Note that these are in use, so that their time to live starts again."""
+        """Note that these are in use, so that their time to live starts again; on the first rows, which is enough."""
         self._session.execute(
             update(Scorer)
             .where(Scorer.id.in_(scorer_ids))
@@ -119,14 +140,16 @@ class ScorerRepository(Repository[Scorer]):
         )
 
     def count_by_state(self) -> dict[ScorerState, int]:
-        """Count all scorers of all keys, for metrics."""
+        """Count the replicas of all scorers of all keys, for metrics."""
         rows = self._session.execute(
             select(Scorer.state, func.count().label("number")).group_by(Scorer.state)
         )
         return {row.state: row.number for row in rows}
 
     def _visible(self, key_id: KeyScope) -> Select[Scorer]:
-        return select(Scorer).where(or_(owned_by(Scorer.key_id, key_id), Scorer.external))
+        return select(Scorer).where(
+            Scorer.replica == 1, or_(owned_by(Scorer.key_id, key_id), Scorer.external)
+        )
 
 
 def request_scorer(
@@ -137,50 +160,68 @@ def request_scorer(
     job_id: str | None = None,
     name: str | None = None,
     ttl_s: float | None = None,
+    replicas: int = 1,
 ) -> str:
     """Want a scorer and return its id; a job that asks again gets the one that it has."""
     if job_id is not None:
         # The job's row is locked so that two attempts cannot ask at the same moment.
         session.execute(select(Job.id).where(Job.id == job_id).with_for_update())
         found = session.scalar(
-            select(Scorer.id).where(Scorer.job_id == job_id, Scorer.state.in_(LIVE_STATES))
+            select(Scorer.scorer_id)
+            .where(Scorer.job_id == job_id, Scorer.state.in_(LIVE_STATES))
+            .limit(1)
         )
         if found is not None:
             return found
-    scorer = Scorer(
-        id=new_id("scorer"),
-        key_id=key_id,
-        name=name,
-        job_id=job_id,
-        ttl_s=ttl_s,
-        state=ScorerState.WANTED,
-        checkpoint_id=target.checkpoint_id,
-        model_id=target.model_id,
-        engine=target.engine,
-        dtype=target.dtype,
-        prompt_template=target.prompt_template,
-        max_length=target.max_length,
+    scorer_id = new_id("scorer")
+    session.add_all(
+        Scorer(
+            id=scorer_id if replica == 1 else f"{scorer_id}-{replica}",
+            scorer_id=scorer_id,
+            replica=replica,
+            key_id=key_id,
+            name=name,
+            job_id=job_id,
+            ttl_s=ttl_s,
+            state=ScorerState.WANTED,
+            checkpoint_id=target.checkpoint_id,
+            model_id=target.model_id,
+            engine=target.engine,
+            dtype=target.dtype,
+            prompt_template=target.prompt_template,
+            max_length=target.max_length,
+        )
+        for replica in range(1, replicas + 1)
     )
-    session.add(scorer)
     session.flush()
-    return scorer.id
+    return scorer_id
 
 
 def release_scorer(session: Session, scorer_id: str) -> None:
-    """Let it go: its host stops it; one that nobody serves is stopped at once. Repeating it does no harm."""
-    scorer = session.get(Scorer, scorer_id, with_for_update=True, populate_existing=True)
-    if scorer is None:
+    """Let it go: hosts stop its replicas; one that nobody serves is stopped at once. Repeating it does no harm."""
+    rows = session.scalars(
+        select(Scorer)
+        .where(Scorer.scorer_id == scorer_id)
+        .order_by(Scorer.replica)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    ).all()
+    if not rows:
         raise NotFoundError(unknown_name("scorer", scorer_id, []))
-    _let_go(scorer)
+    for row in rows:
+        _let_go(row)
     session.flush()
 
 
 def claim_next_scorer(
     session: Session, *, host: str, lease_s: float, engines: Collection[str] = ("hf",)
 ) -> ScorerClaim | None:
-    """Claim the oldest scorer that nobody serves, of an engine that the host has."""
+    """Claim the oldest replica that nobody serves, of an engine that the host has: first ones before second ones."""
     is_meant = and_(Scorer.state == ScorerState.WANTED, Scorer.engine.in_(engines))
-    scorer = claim_row(session, Scorer, is_meant, holder=host, lease_s=lease_s)
+    # Whoever has no server at all does not wait for somebody else's third.
+    scorer = claim_row(
+        session, Scorer, is_meant, holder=host, lease_s=lease_s, first=[Scorer.replica.expression]
+    )
     if scorer is None:
         return None
     scorer.state = ScorerState.STARTING
@@ -275,20 +316,22 @@ def reap_scorers(session: Session, *, grace_s: float, max_attempts: int) -> list
 def _unneeded(session: Session) -> Sequence[Scorer]:
     job_over = and_(Scorer.job_id.is_not(None), Job.state.in_(FINAL_STATES))
     idle = and_(
-        Scorer.state == ScorerState.READY,
+        any_replica({ScorerState.READY}),
         Scorer.job_id.is_(None),
         Scorer.ttl_s.is_not(None),
-        Scorer.last_used_at + func.make_interval(0, 0, 0, 0, 0, 0, Scorer.ttl_s)
+        last_used_at() + func.make_interval(0, 0, 0, 0, 0, 0, Scorer.ttl_s)
         < func.clock_timestamp(),
     )
     # Its worker is gone, and another job waits for a host: in the only slot of the only host it would keep that job
     # waiting, and that job the only worker, for ever. The queued job asks again when it is claimed.
     starving = aliased(Scorer)
     in_the_way = and_(
-        Scorer.state.in_(SERVED_STATES),
+        any_replica(SERVED_STATES),
         Scorer.job_id.is_not(None),
         Job.state == JobState.QUEUED,
-        exists().where(starving.state == ScorerState.WANTED),
+        exists().where(
+            starving.state == ScorerState.WANTED, ~any_replica(SERVED_STATES, of=starving)
+        ),
     )
     return session.scalars(
         select(Scorer)

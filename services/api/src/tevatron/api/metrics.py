@@ -68,7 +68,7 @@ class StoreCollector(Collector):
             for state in JobState:
                 jobs.add_metric([kind, state], self._jobs.get((kind, state), 0))
             oldest.add_metric([kind], self._oldest_queued_s.get(kind, 0.0))
-        scorers = GaugeMetricFamily("rr_scorers", "Scorers by state.", labels=["state"])
+        scorers = GaugeMetricFamily("rr_scorers", "Replicas of scorers by state.", labels=["state"])
         for scorer_state in ScorerState:
             scorers.add_metric([scorer_state], self._scorers.get(scorer_state, 0))
         yield from (jobs, oldest, scorers)

@@ -26,7 +26,7 @@ from tevatron.core.errors import ConfigError, InputError
 from tevatron.core.formats.files import sha256_file
 from tevatron.core.formats.training import Passage, read_numbered
 from tevatron.evaluator.files import whole_file
-from tevatron.evaluator.pool import Backend, PoolOptions, stream_scores
+from tevatron.evaluator.pool import Backends, PoolOptions, stream_scores
 from tevatron.evaluator.served import Served
 
 OUTPUT_NAME = "annotated.jsonl"
@@ -100,7 +100,7 @@ def is_annotated(folder: Path, source: Source, options: AnnotateOptions) -> bool
 def annotate(
     source: Source,
     folder: Path,
-    backends: Sequence[Backend],
+    backends: Backends,
     *,
     served: Served,
     options: AnnotateOptions,

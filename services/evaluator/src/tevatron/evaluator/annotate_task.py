@@ -20,7 +20,7 @@ from tevatron.core.store.registered import DatasetRepository
 from tevatron.core.worker.runner import Finished, JobContext
 from tevatron.evaluator import annotate as work
 from tevatron.evaluator.job_scoring import JobScoring
-from tevatron.evaluator.pool import Backend, PoolOptions
+from tevatron.evaluator.pool import Backends, PoolOptions
 from tevatron.evaluator.scorers import JobScorers, dataset_path
 from tevatron.evaluator.served import Served
 
@@ -67,7 +67,7 @@ class AnnotateTask:
             num_rows = done
             scoring.progress(done, source.num_rows, "rows")
 
-        def score(backends: list[Backend], served: Served) -> Path:
+        def score(backends: Backends, served: Served) -> Path:
             if work.has_other_teacher(folder, served):
                 # A plain model on a host with another arithmetic: its scores are not those of the rows so far.
                 ctx.log("warning", "the teacher serves something else than before; beginning again")

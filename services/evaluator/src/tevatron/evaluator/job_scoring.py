@@ -18,7 +18,7 @@ from tevatron.evaluator.answers import (
     ScorerRefusedError,
     ScorersDifferError,
 )
-from tevatron.evaluator.pool import Backend, PoolOptions, learn_served
+from tevatron.evaluator.pool import Backend, Backends, PoolOptions, learn_served
 from tevatron.evaluator.scorers import Endpoint, JobScorers
 from tevatron.evaluator.served import Served
 
@@ -40,9 +40,9 @@ class JobScoring:
         self._endpoints: list[Endpoint] = []
 
     def run(
-        self, score: Callable[[list[Backend], Served], Result], *, num_kept: Callable[[], int]
+        self, score: Callable[[Backends, Served], Result], *, num_kept: Callable[[], int]
     ) -> Result:
-        """Return what `score` does with the job's backends; it is called again where they failed it.
+        """Return what `score` does with the job's backends; it is called again where they all failed it.
 
         Args:
             num_kept: number of scores that a further call would not ask for.
@@ -53,7 +53,7 @@ class JobScoring:
             had = num_kept()
             try:
                 served = learn_served(backends, options=self.options, check=self._ctx.check)
-                return score(backends, served)
+                return score(self._ready, served)
             except (UnavailableError, ScorerRefusedError) as error:
                 self._bear(error, num_kept=num_kept(), progressed=num_kept() > had)
             except (ScorerAnswerError, ScorersDifferError) as error:
@@ -69,6 +69,10 @@ class JobScoring:
         self._enter(Phase.SCORING)
         self._ctx.progress(done, total, unit)
         self._scorers.touch()
+
+    def _ready(self) -> list[Backend]:
+        """Return what is ready now: replicas come one by one, and come back elsewhere."""
+        return [endpoint.backend for endpoint in self._scorers.ready()]
 
     def _find_scorers(self) -> None:
         if not self._endpoints or self._trouble_since is not None:

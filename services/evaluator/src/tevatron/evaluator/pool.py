@@ -5,14 +5,15 @@ most. What a backend serves is asked before its first chunk and again whenever i
 everywhere (see served.py). A chunk that a backend cannot do goes back to the line at once, for whoever is free, and the
 backend pauses: growing and jittered after connection failures, timeouts and 5xx, as long as the scorer asks after 429
 and 503. A chunk that is with one backend for long is asked of an idle one as well, and the first answer counts. Nothing
-is dropped. Chunks grow until one takes `chunk_s`, so that a stop or a death never costs more. Knows the wire, not jobs
-or where scorers come from.
+is dropped. Chunks grow until one takes `chunk_s`, so that a stop or a death never costs more. Backends may join while the
+work is going on. Knows the wire, not jobs or where scorers come from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from tevatron.evaluator.answers import (
     raise_if_refused,
     try_again,
 )
+from tevatron.evaluator.failures import Failures
 from tevatron.evaluator.line import Chunk, Key, Line
 from tevatron.evaluator.served import Served, ask_served
 
@@ -45,6 +47,10 @@ class Backend:
     url: str
     """Base URL; `/score` is added."""
     token: str | None = field(default=None, repr=False)
+
+
+Backends = Sequence[Backend] | Callable[[], Sequence[Backend]]
+"""Who does the work; a function is called every `look_s`, in a thread, and those that it has not returned before join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,8 @@ class PoolOptions:
     """How long a backend that is down is left alone while others work."""
     poll_s: float = 0.2
     """How often `check` is called."""
+    look_s: float = 2.0
+    """How often backends are looked for, where a function finds them."""
     query_prefix: str | None = None
     """Sent along: a scorer refuses another one than its contract's."""
     passage_prefix: str | None = None
@@ -95,6 +103,19 @@ class _BackendState:
     """Why it is down."""
     rest_until: float = 0.0
     """None of its slots sends anything before."""
+
+    @classmethod
+    def of(cls, backend: Backend, options: PoolOptions) -> _BackendState:
+        """Begin with a backend."""
+        # trust_env: a proxy that is meant for the outside must not see scorers.
+        client = httpx.AsyncClient(
+            base_url=backend.url,
+            timeout=httpx.Timeout(options.timeout_s, connect=options.connect_timeout_s),
+            trust_env=False,
+            headers={"Authorization": f"Bearer {backend.token}"} if backend.token else {},
+        )
+        first_chunk = min(options.first_chunk, options.max_chunk)
+        return cls(backend, client, first_chunk, options.max_chunk)
 
 
 def learn_served(
@@ -119,7 +140,7 @@ def learn_served(
 
 
 def stream_scores(
-    backends: Sequence[Backend],
+    backends: Backends,
     pairs: Iterable[tuple[Key, Candidate]],
     sink: Callable[[Sequence[Key], Sequence[float]], None],
     *,
@@ -141,7 +162,9 @@ def stream_scores(
         InputError: a backend found a pair that cannot be scored; NotFiniteScoreError where the model gives no number.
     """
     line = Line(pairs, sink)
-    asyncio.run(_Pool(backends, line, options or PoolOptions(), check, served).run())
+    look = backends if callable(backends) else None
+    first = backends() if callable(backends) else backends
+    asyncio.run(_Pool(first, line, options or PoolOptions(), check, served).run(look))
     line.check_complete()
 
 
@@ -165,32 +188,19 @@ class _Pool(Generic[Key]):
         self._check = check
         self._served = served
         """What every backend must serve."""
-        timeout = httpx.Timeout(options.timeout_s, connect=options.connect_timeout_s)
-        self._states = [
-            _BackendState(
-                backend,
-                # trust_env: a proxy that is meant for the outside must not see scorers.
-                httpx.AsyncClient(
-                    base_url=backend.url,
-                    timeout=timeout,
-                    trust_env=False,
-                    headers={"Authorization": f"Bearer {backend.token}"} if backend.token else {},
-                ),
-                min(options.first_chunk, options.max_chunk),
-                options.max_chunk,
-            )
-            for backend in backends
-        ]
-        self._turns = asyncio.Semaphore(options.max_in_flight or options.slots * len(backends))
+        self._states = [_BackendState.of(backend, options) for backend in backends]
+        self._tasks: list[asyncio.Task[None]] = []
+        # Without a limit of its own: each backend's slots are one.
+        self._turns = asyncio.Semaphore(options.max_in_flight or sys.maxsize)
 
     async def learn(self) -> Served:
         """Return what all backends that answer serve."""
-        await self._until_done([self._learn_patiently(state) for state in self._states])
+        await self._until_done(self._learn_patiently(state) for state in self._states)
         assert self._served is not None  # else all are down, which raises
         return self._served
 
     async def _learn_patiently(self, state: _BackendState) -> None:
-        failed = _Failures(self._options)
+        failed = Failures(tries=self._options.tries, busy_s=self._options.busy_s)
         while state.down is None:
             try:
                 await self._know(state)
@@ -201,16 +211,33 @@ class _Pool(Generic[Key]):
             if state.down is None:
                 await asyncio.sleep(state.rest_until - time.monotonic())
 
-    async def run(self) -> None:
+    async def run(self, look: Callable[[], Sequence[Backend]] | None) -> None:
         """Work until the line is finished."""
-        slots = [state for state in self._states for _ in range(self._options.slots)]
-        await self._until_done([self._serve(state) for state in slots])
+        jobs = [job for state in self._states for job in self._slots_of(state)]
+        await self._until_done(jobs if look is None else [*jobs, self._welcome(look)])
 
-    async def _until_done(self, jobs: Sequence[Coroutine[None, None, None]]) -> None:
-        """Run all to their end, or until one of them or `check` raises."""
-        tasks = [asyncio.create_task(job) for job in jobs]
+    def _slots_of(self, state: _BackendState) -> list[Coroutine[None, None, None]]:
+        return [self._serve(state) for _ in range(self._options.slots)]
+
+    async def _welcome(self, look: Callable[[], Sequence[Backend]]) -> None:
+        """Give work to backends that come later."""
+        next_look = time.monotonic() + self._options.look_s
+        while not self._line.finished:
+            await asyncio.sleep(self._options.poll_s)
+            if time.monotonic() < next_look:
+                continue
+            known = {state.backend for state in self._states}
+            for backend in await asyncio.to_thread(look):
+                if backend not in known:
+                    self._states.append(state := _BackendState.of(backend, self._options))
+                    self._tasks += map(asyncio.create_task, self._slots_of(state))
+            next_look = time.monotonic() + self._options.look_s
+
+    async def _until_done(self, jobs: Iterable[Coroutine[None, None, None]]) -> None:
+        """Run all to their end, and those that join, or until one of them or `check` raises."""
+        self._tasks += map(asyncio.create_task, jobs)
         try:
-            while pending := [task for task in tasks if not task.done()]:
+            while pending := [task for task in self._tasks if not task.done()]:
                 self._check()
                 done, _ = await asyncio.wait(
                     pending, timeout=self._options.poll_s, return_when=asyncio.FIRST_EXCEPTION
@@ -218,15 +245,15 @@ class _Pool(Generic[Key]):
                 for task in done:
                     task.result()
         finally:
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             for state in self._states:
                 await state.client.aclose()
 
     async def _serve(self, state: _BackendState) -> None:
         """Take chunks for one slot of a backend until all work is done."""
-        failed = _Failures(self._options)
+        failed = Failures(tries=self._options.tries, busy_s=self._options.busy_s)
         while not self._line.finished:
             if not await self._rest(state):
                 return
@@ -235,7 +262,7 @@ class _Pool(Generic[Key]):
             if error is not None:
                 self._bear(state, error, failed)
 
-    async def _work(self, state: _BackendState, failed: _Failures) -> AgainError | None:
+    async def _work(self, state: _BackendState, failed: Failures) -> AgainError | None:
         """Do one chunk; return why the backend cannot."""
         chunk = (
             self._straggler(state, _VERY_LATE * self._options.hedge_s)
@@ -276,7 +303,7 @@ class _Pool(Generic[Key]):
             del chunk.attempts[attempt]
         return None if attempt.cancelled() else attempt.result()
 
-    def _bear(self, state: _BackendState, error: AgainError, failed: _Failures) -> None:
+    def _bear(self, state: _BackendState, error: AgainError, failed: Failures) -> None:
         """Pause after a failure; the backend is down where there were too many."""
         reason = failed.count(error)
         if reason is None:
@@ -359,30 +386,3 @@ class _Pool(Generic[Key]):
     def _adapt(self, state: _BackendState, num_pairs: int, elapsed_s: float) -> None:
         fits = int(num_pairs * self._options.chunk_s / max(elapsed_s, 1e-3))
         state.chunk_size = max(1, min(fits, 2 * state.chunk_size, state.limit))
-
-
-class _Failures:
-    """What one slot has borne since it last succeeded."""
-
-    def __init__(self, options: PoolOptions) -> None:
-        self._options = options
-        self._busy_until: float | None = None
-        self.in_a_row = 0
-
-    def count(self, error: AgainError) -> str | None:
-        """Count one more; return why the backend is down where it is one too many."""
-        if error.is_busy:
-            now = time.monotonic()
-            self._busy_until = self._busy_until or now + self._options.busy_s
-            if now + error.pause_s < self._busy_until:
-                self.in_a_row = 0
-                return None
-        self.in_a_row += 1
-        if self.in_a_row < self._options.tries:
-            return None
-        return f"{error} ({self.in_a_row} tries)"
-
-    def forget(self) -> None:
-        """Begin again: it works, or is down."""
-        self.in_a_row = 0
-        self._busy_until = None

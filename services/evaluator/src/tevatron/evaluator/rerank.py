@@ -17,7 +17,7 @@ from tevatron.core.errors import InputError
 from tevatron.core.formats.beir import BeirFolder, Document
 from tevatron.evaluator.job_scoring import JobScoring
 from tevatron.evaluator.metrics import Run, cut, rank
-from tevatron.evaluator.pool import Backend
+from tevatron.evaluator.pool import Backends
 from tevatron.evaluator.score_log import ScoreLog
 from tevatron.evaluator.scoring import score_all
 from tevatron.evaluator.served import Served
@@ -25,7 +25,7 @@ from tevatron.evaluator.served import Served
 
 def identity_of(rerank: Rerank) -> str:
     """Say what decides a score besides the pair's texts; goes into the keys of the log of scores."""
-    return json.dumps(rerank.model_dump(mode="json", exclude={"depth"}), sort_keys=True)
+    return json.dumps(rerank.model_dump(mode="json", exclude={"depth", "replicas"}), sort_keys=True)
 
 
 def read_documents(dataset: BeirFolder, run: Run) -> dict[str, Document]:
@@ -89,7 +89,7 @@ def rerank_first_stage(
     top = cut(first, depth=depth)
     total = sum(map(len, top.values()))
 
-    def score(backends: list[Backend], served: Served) -> dict[str, dict[str, float]]:
+    def score(backends: Backends, served: Served) -> dict[str, dict[str, float]]:
         log.served_by(served.identity)
         return score_all(
             backends,

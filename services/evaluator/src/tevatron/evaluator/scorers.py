@@ -29,6 +29,7 @@ from tevatron.core.worker.context import TRANSIENT
 from tevatron.core.worker.runner import JobContext
 from tevatron.evaluator.pool import Backend
 
+_LET_GO = frozenset({ScorerState.STOPPING, ScorerState.STOPPED})
 TOUCH_S = 10.0
 """How often scorers with a time to live are said to be in use."""
 REMIND_S = 60.0
@@ -95,17 +96,30 @@ class JobScorers:
         scorer_id = patiently(
             self._ctx,
             lambda session: request_scorer(
-                session, target, key_id=claim.key_id, job_id=claim.job_id, name=claim.name
+                session,
+                target,
+                key_id=claim.key_id,
+                job_id=claim.job_id,
+                name=claim.name,
+                replicas=wanted.replicas,
             ),
         )
         self._ids = [scorer_id]
 
     def rows(self) -> Sequence[Scorer]:
-        """Return the rows as they are now."""
+        """Return the rows as they are now: one for each replica of each scorer."""
         return patiently(
             self._ctx,
-            lambda session: [ScorerRepository(session).by_id(row_id) for row_id in self._ids],
+            lambda session: [
+                row
+                for scorer in ScorerRepository(session).replicas(self._ids)
+                for row in scorer.rows
+            ],
         )
+
+    def ready(self) -> list[Endpoint]:
+        """Return those that are ready now."""
+        return [_endpoint(row) for row in self.rows() if row.state is ScorerState.READY]
 
     def wait_ready(self) -> list[Endpoint]:
         """Wait until at least one is ready, and return those that are; none that can become ready is the job's failure."""
@@ -115,12 +129,14 @@ class JobScorers:
             ready = [_endpoint(row) for row in rows if row.state is ScorerState.READY]
             if ready:
                 return ready
-            if self.own and rows[0].state in (ScorerState.STOPPING, ScorerState.STOPPED):
-                # Somebody wanted it restarted, or it made room for a job while this one was queued.
-                self._ctx.log("warning", f"scorer {rows[0].id} was let go; asking for another one")
-                self.request()
-                continue
             if not any(row.state in LIVE_STATES for row in rows):
+                if self.own and any(row.state in _LET_GO for row in rows):
+                    # Somebody wanted it restarted, or it made room for a job while this one was queued.
+                    self._ctx.log(
+                        "warning", f"scorer {self._ids[0]} was let go; asking for another one"
+                    )
+                    self.request()
+                    continue
                 raise JobError(
                     _why_none(rows), reason=FailReason.SCORER_FAILED, phase=Phase.WAITING_FOR_SCORER
                 )

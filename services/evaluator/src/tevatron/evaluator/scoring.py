@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tevatron.core.contracts.scores import Candidate
 from tevatron.core.errors import InputError
-from tevatron.evaluator.pool import Backend, PoolOptions, stream_scores
+from tevatron.evaluator.pool import Backends, PoolOptions, stream_scores
 from tevatron.evaluator.score_log import ScoreLog
 from tevatron.evaluator.served import Served
 
 
 def score_all(
-    backends: Sequence[Backend],
+    backends: Backends,
     candidates: Iterable[Candidate],
     log: ScoreLog,
     *,

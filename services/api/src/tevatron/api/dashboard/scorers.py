@@ -6,6 +6,7 @@ import logging
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import Request
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +18,7 @@ from tevatron.api.dashboard.page import page_router, redirect, render
 from tevatron.api.scorers.endpoints import delete_scorer
 from tevatron.api.security import PAGES, CurrentCaller
 from tevatron.core.store.models import Scorer, ScorerState
+from tevatron.core.store.replicas import Replicas
 from tevatron.core.store.scorers import LIVE_STATES, ScorerRepository
 
 router = page_router()
@@ -39,10 +41,10 @@ def show_scorers(
     request: Request, caller: CurrentCaller, session: CurrentSession, after: Cursor = ""
 ) -> Response:
     """Show a page of scorers, newest first."""
-    page = ScorerRepository(session).list_page(
-        key_id=caller.scope, cursor=after or None, limit=PAGE_LIMIT
-    )
-    values = {"scorers": page.items, "next": page.next_cursor, "after": after}
+    repository = ScorerRepository(session)
+    page = repository.list_page(key_id=caller.scope, cursor=after or None, limit=PAGE_LIMIT)
+    scorers = repository.replicas([row.id for row in page.items])
+    values = {"scorers": scorers, "next": page.next_cursor, "after": after}
     return render(request, "scorers.html", values)
 
 
@@ -52,12 +54,15 @@ def show_scorer(
 ) -> Response:
     """Show one scorer; it is asked for its load now."""
     with context.sessions.begin() as session:
-        scorer = ScorerRepository(session).get(ref, key_id=caller.scope)
+        repository = ScorerRepository(session)
+        [scorer] = repository.replicas([repository.get(ref, key_id=caller.scope).id])
     # No session is open while it is waited for.
     values = {
         "scorer": scorer,
+        "errors": dict.fromkeys(row.error for row in scorer.rows if row.error),
         "load": _load(scorer),
-        "can_release": scorer.state in LIVE_STATES and (caller.is_admin or not scorer.external),
+        "can_release": scorer.best.state in LIVE_STATES
+        and (caller.is_admin or not scorer.first.external),
     }
     return render(request, "scorer.html", values)
 
@@ -75,13 +80,23 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _load(scorer: Scorer) -> Mapping[str, float] | None:
-    """Return what a ready scorer measures, None where it does not answer in time."""
-    if scorer.state is not ScorerState.READY or scorer.url is None:
-        return None
-    asked = urllib.request.Request(f"{scorer.url.rstrip('/')}/metrics")
-    if scorer.token is not None:
-        asked.add_header("Authorization", f"Bearer {scorer.token}")
+def _load(scorer: Replicas) -> Mapping[str, float]:
+    """Return what a scorer's ready replicas measure together; nothing where none answers in time."""
+    total: dict[str, float] = {}
+    # At once: a page waits for the slowest, not for their sum.
+    with ThreadPoolExecutor(max_workers=len(scorer.rows)) as pool:
+        for load in pool.map(_load_of, scorer.rows):
+            for name, value in load.items():
+                total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def _load_of(row: Scorer) -> Mapping[str, float]:
+    if row.state is not ScorerState.READY or row.url is None:
+        return {}
+    asked = urllib.request.Request(f"{row.url.rstrip('/')}/metrics")
+    if row.token is not None:
+        asked.add_header("Authorization", f"Bearer {row.token}")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
     try:
         with opener.open(asked, timeout=LOAD_TIMEOUT_S) as answer:
@@ -92,6 +107,6 @@ def _load(scorer: Scorer) -> Mapping[str, float] | None:
             for sample in family.samples
         }
     except (OSError, ValueError) as error:
-        log.info("scorer %s does not tell its load: %s", scorer.id, error)
-        return None
+        log.info("scorer %s does not tell its load: %s", row.id, error)
+        return {}
     return {LOAD[name]: samples[name] for name in LOAD if name in samples}

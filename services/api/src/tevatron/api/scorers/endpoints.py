@@ -8,14 +8,13 @@ from sqlalchemy.orm import Session
 from tevatron.api.allowed import check_allowed
 from tevatron.api.body import CheckedRoute
 from tevatron.api.context import Context, CurrentContext, CurrentPage, CurrentSession, ResourceRef
-from tevatron.api.pages import page_resource
 from tevatron.api.problems import responses
+from tevatron.api.scorers.resources import scorer_resource
 from tevatron.api.security import Caller, CurrentCaller
 from tevatron.core.contracts.resources import Page, ScorerRequest, ScorerResource
 from tevatron.core.errors import ForbiddenError
 from tevatron.core.prompts import get_template
 from tevatron.core.store.checkpoints import CheckpointRepository
-from tevatron.core.store.models import Scorer
 from tevatron.core.store.registered import ModelRepository
 from tevatron.core.store.scorers import (
     ScorerRepository,
@@ -40,15 +39,14 @@ def post_scorer(
     session: CurrentSession,
     response: Response,
 ) -> ScorerResource:
-    """Ask for a scorer: a host takes it as soon as one is free. An administrator registers an outside one by url."""
+    """Ask for a scorer: hosts take its replicas as places are free. An administrator registers an outside one by url."""
     repository = ScorerRepository(session)
     if body.url is not None:
-        row = _register(body, body.url, caller, context, repository)
+        scorer_id = _register(body, body.url, caller, context, repository)
     else:
-        row = repository.by_id(_request(body, caller, context, session))
-    session.refresh(row)
-    response.headers["Location"] = f"/v1/scorers/{row.id}"
-    return ScorerResource.model_validate(row)
+        scorer_id = _request(body, caller, context, session)
+    response.headers["Location"] = f"/v1/scorers/{scorer_id}"
+    return _resource(repository, scorer_id)
 
 
 @router.get("/v1/scorers", operation_id="list_scorers", responses=responses())
@@ -56,16 +54,21 @@ def list_scorers(
     caller: CurrentCaller, session: CurrentSession, bounds: CurrentPage
 ) -> Page[ScorerResource]:
     """List scorers, newest first; outside ones are everybody's."""
-    page = ScorerRepository(session).list_page(
-        key_id=caller.scope, cursor=bounds.after, limit=bounds.limit
+    repository = ScorerRepository(session)
+    page = repository.list_page(key_id=caller.scope, cursor=bounds.after, limit=bounds.limit)
+    scorers = repository.replicas([row.id for row in page.items])
+    return Page[ScorerResource](
+        data=[scorer_resource(scorer) for scorer in scorers],
+        has_more=page.next_cursor is not None,
+        next=page.next_cursor,
     )
-    return page_resource(page, ScorerResource.model_validate)
 
 
 @router.get("/v1/scorers/{ref}", operation_id="get_scorer", responses=responses(404))
 def get_scorer(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession) -> ScorerResource:
     """Return a scorer."""
-    return ScorerResource.model_validate(ScorerRepository(session).get(ref, key_id=caller.scope))
+    repository = ScorerRepository(session)
+    return _resource(repository, repository.get(ref, key_id=caller.scope).id)
 
 
 @router.delete(
@@ -77,23 +80,29 @@ def get_scorer(ref: ResourceRef, caller: CurrentCaller, session: CurrentSession)
 def delete_scorer(
     ref: ResourceRef, caller: CurrentCaller, session: CurrentSession
 ) -> ScorerResource:
-    """Let a scorer go: its host stops it. Repeating it does no harm."""
-    row = ScorerRepository(session).get(ref, key_id=caller.scope)
+    """Let a scorer go: hosts stop all its replicas. Repeating it does no harm."""
+    repository = ScorerRepository(session)
+    row = repository.get(ref, key_id=caller.scope)
     if row.external and not caller.is_admin:
         raise ForbiddenError(f"scorer '{ref}' is an outside one; only an administrator lets it go")
     release_scorer(session, row.id)
-    return ScorerResource.model_validate(row)
+    return _resource(repository, row.id)
+
+
+def _resource(repository: ScorerRepository, scorer_id: str) -> ScorerResource:
+    [scorer] = repository.replicas([scorer_id])
+    return scorer_resource(scorer)
 
 
 def _register(
     body: ScorerRequest, url: str, caller: Caller, context: Context, repository: ScorerRepository
-) -> Scorer:
+) -> str:
     if not caller.is_admin:
         raise ForbiddenError("url: only an administrator registers an outside scorer")
     check_allowed(url, context.settings.scorer_allow)
     return repository.register_external(
         url, key_id=caller.key_id, name=body.name, token=body.token, engine=body.engine
-    )
+    ).id
 
 
 def _request(body: ScorerRequest, caller: Caller, context: Context, session: Session) -> str:
@@ -118,4 +127,11 @@ def _request(body: ScorerRequest, caller: Caller, context: Context, session: Ses
         max_length=body.max_length,
     )
     ttl_s = body.ttl_s if body.ttl_s is not None else context.settings.scorer_idle_ttl_s
-    return request_scorer(session, target, key_id=caller.key_id, name=body.name, ttl_s=ttl_s)
+    return request_scorer(
+        session,
+        target,
+        key_id=caller.key_id,
+        name=body.name,
+        ttl_s=ttl_s,
+        replicas=body.replicas,
+    )
