@@ -22,7 +22,14 @@ from tevatron.core.contracts.train import TrainArguments
 
 SERVICES = {"postgres", "redis", "api", "dispatcher", "trainer", "scorer", "evaluator"}
 MODULES = {
-    "api": ["tevatron.api.app", "tevatron.api.main", "tevatron.core.cli.main"],
+    # And modules out of files that were stripped.
+    "api": [
+        "tevatron.api.app",
+        "tevatron.api.main",
+        "tevatron.core.cli.main",
+        "zstandard",
+        "yaml._yaml",
+    ],
     "evaluator": ["tevatron.evaluator.main", "tevatron.eval.run"],
     "scorer": ["tevatron.scorer.main", "tevatron.scorer.server.main"],
     "trainer": ["tevatron.trainer.main", "tevatron.reranker.driver.train"],
