@@ -78,7 +78,9 @@ class Stack:
     def client(self) -> Client:
         if self.api_key is None:
             made = self.compose("exec", "-T", "api", "tevatron", "keys", "create", "test", "--json")
-            self.api_key = json.loads(made)["secret"]
+            self.api_key = str(json.loads(made)["secret"])
+            # As in .env, for the service `demo`.
+            self.environment["TEVATRON_API_KEY"] = self.api_key
         return Client(self.url, api_key=self.api_key)
 
     def demo(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -22,7 +23,14 @@ from tevatron.core.contracts.train import TrainArguments
 
 SERVICES = {"postgres", "redis", "api", "dispatcher", "trainer", "scorer", "evaluator"}
 MODULES = {
-    "api": ["tevatron.api.app", "tevatron.api.main", "tevatron.core.cli.main"],
+    # And modules out of files that were stripped.
+    "api": [
+        "tevatron.api.app",
+        "tevatron.api.main",
+        "tevatron.core.cli.main",
+        "zstandard",
+        "yaml._yaml",
+    ],
     "evaluator": ["tevatron.evaluator.main", "tevatron.eval.run"],
     "scorer": ["tevatron.scorer.main", "tevatron.scorer.server.main"],
     "trainer": ["tevatron.trainer.main", "tevatron.reranker.driver.train"],
@@ -94,6 +102,26 @@ def test_the_demo_ends_with_its_table(demo_table: str):
     # BM25's values do not depend on the model: those of the README.
     assert ["BM25", "0.6080", "0.8333"] in [row[:3] for row in rows]
     assert {row[0] for row in rows if row} >= {"BM25", "untrained", "trained"}
+
+
+@pytest.mark.usefixtures("demo_table")
+def test_the_one_off_service_ends_with_the_same_table(stack: Stack):
+    # What its image runs by itself, with the tiny model in place of SmolLM2.
+    demo = ["python", "/examples/demo.py", "--url", "http://api:8000", "--model", "/models/tiny"]
+    table = stack.compose("run", "--rm", "-T", "demo", *demo)
+    rows = [line.split()[:3] for line in table.splitlines()]
+    assert ["BM25", "0.6080", "0.8333"] in rows
+    assert {row[0] for row in rows if row} >= {"untrained", "trained"}
+
+
+@pytest.mark.usefixtures("demo_table")
+def test_compose_shows_the_logs_of_workers(stack: Stack):
+    for service, kinds in {"trainer": "export, train", "evaluator": "annotate, eval"}.items():
+        lines = stack.compose("logs", "--no-log-prefix", service).splitlines()
+        said = [json.loads(line)["message"] for line in lines if line.startswith("{")]
+        assert f"waiting for jobs: {kinds}" in said
+        assert any(re.fullmatch(r"job \w+: attempt 1 starts", text) for text in said)
+        assert any(re.fullmatch(r"job \w+: attempt 1 finished after \d+ s", text) for text in said)
 
 
 @pytest.mark.usefixtures("demo_table")

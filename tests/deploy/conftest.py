@@ -3,13 +3,15 @@
 import pytest
 from tests.support.manifests import EXAMPLE, FOLDER, OVERLAYS, render, render_with
 
+OPTIONS = ["kueue", "hub", "webhooks", "tracking"]
+
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory):
     """Everything that can be applied; `options` is the gpu overlay with the components that it leaves out."""
     everything = {name: render(FOLDER / name) for name in (*OVERLAYS, EXAMPLE)}
     folder = tmp_path_factory.mktemp("options")
-    everything["options"] = render_with("overlays/gpu", ["kueue", "hub", "webhooks"], folder=folder)
+    everything["options"] = render_with("overlays/gpu", OPTIONS, folder=folder)
     return everything
 
 

@@ -127,6 +127,18 @@ def test_an_image_runs_as_an_unprivileged_user_and_says_what_it_is(service: str,
         assert f"org.opencontainers.image.{name}=" in labels
 
 
+@pytest.mark.parametrize(("service", "target"), IMAGES)
+def test_what_every_image_for_the_cpu_repeats_is_alike(service: str, target: str):
+    def repeated(service: str, target: str) -> list[object]:
+        stages = stages_of(service)
+        builder, final = stages["builder"], stages[target]
+        made = [builder.base, *(builder.all(keyword) for keyword in ("ARG", "ENV", "WORKDIR"))]
+        run = [final.base, *(final.all(keyword) for keyword in ("RUN", "COPY", "USER", "WORKDIR"))]
+        return [*made, builder.all("COPY")[0], *run]
+
+    assert repeated(service, target) == repeated("evaluator", "evaluator")
+
+
 @pytest.mark.parametrize(("service", "target"), TARGETS)
 def test_each_variable_of_ours_in_an_image_is_a_setting(service: str, target: str):
     text = " ".join(inherited(stages_of(service), target, "ENV"))

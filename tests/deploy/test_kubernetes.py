@@ -17,7 +17,9 @@ from tests.support.manifests import (
     environment_of,
     of_kind,
     pod_templates,
+    render,
     settings_of,
+    way_to_k8s,
 )
 
 from tevatron.api import health, security
@@ -69,6 +71,23 @@ def test_everything_lies_in_one_namespace_and_no_secret_in_the_files(rendered, n
     namespaces = {m["metadata"].get("namespace") for m in manifests if m["kind"] not in outside}
     assert namespaces == {"tevatron"}
     assert of_kind(manifests, "Secret") == {}
+
+
+def test_the_overlay_of_the_docs_renders_and_changes_what_it_says(tmp_path):
+    page = (ROOT / "docs/deploy-kubernetes.md").read_text()
+    [text] = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    where = way_to_k8s(tmp_path)
+    text = text.replace("../../components", f"{where}/components")
+    text = text.replace("[../gpu]", f"[{where}/overlays/gpu]")
+    (tmp_path / "kustomization.yaml").write_text(text)
+    manifests = render(tmp_path)
+    claim = of_kind(manifests, "PersistentVolumeClaim")["tevatron-data"]
+    assert claim["spec"]["storageClassName"] == "shared"
+    stores = of_kind(manifests, "NetworkPolicy")["services-to-stores"]["spec"]["egress"][0]
+    assert stores["to"] == [{"ipBlock": {"cidr": "10.20.0.0/24"}}]
+    image = container_of(pod_templates(manifests)["tevatron-api"])["image"]
+    assert image == f"registry.example/tevatron/api:{version('tevatron-core')}"
+    assert of_kind(manifests, "LocalQueue")
 
 
 # What runs

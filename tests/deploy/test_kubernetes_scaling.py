@@ -167,3 +167,18 @@ def test_the_dispatcher_reaches_receivers_of_webhooks_by_choice_alone(rendered, 
     [rule] = policy["egress"]
     assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
     assert "10.0.0.0/8" in rule["to"][0]["ipBlock"]["except"]
+
+
+def test_trainings_reach_trackers_by_choice_alone(rendered, gpu):
+    names = {"trainer-to-trackers", "ranks-to-trackers"}
+    assert names & set(of_kind(gpu, "NetworkPolicy")) == set()
+    policies = of_kind(rendered["options"], "NetworkPolicy")
+    first, second = (policies[name]["spec"]["egress"] for name in sorted(names))
+    assert first == second
+    [rule] = first
+    assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
+    assert "10.0.0.0/8" in rule["to"][0]["ipBlock"]["except"]
+    assert (
+        policies["ranks-to-trackers"]["spec"]["podSelector"]
+        == (of_kind(gpu, "NetworkPolicy")["ranks"]["spec"]["podSelector"])
+    )

@@ -38,9 +38,14 @@ def render(folder: Path) -> list[Manifest]:
     return [manifest for manifest in yaml.safe_load_all(answer.stdout) if manifest]
 
 
+def way_to_k8s(folder: Path) -> Path:
+    """Return the path of k8s/ as a kustomization in `folder` must write it: from there."""
+    return Path(os.path.relpath(FOLDER, folder.resolve()))
+
+
 def render_with(overlay: str, components: Sequence[str], *, folder: Path) -> list[Manifest]:
     """Return an overlay with components that it does not have, as an operator's own overlay would."""
-    where = Path(os.path.relpath(FOLDER, folder.resolve()))
+    where = way_to_k8s(folder)
     lines = {
         "resources": [str(where / overlay)],
         "components": [str(where / "components" / name) for name in components],

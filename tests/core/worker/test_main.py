@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -103,6 +105,32 @@ def test_one_wake_up_is_enough_for_all_queued_jobs(settings, sessions, celery, e
         "failed",
         "told to fail",
     )
+
+
+def test_the_log_says_what_a_worker_waits_for_and_how_each_attempt_goes(
+    settings, sessions, celery, environment, log
+):
+    quick, fail, long = submit(sessions, quick=eval_job(), fail=eval_job(), long=eval_job())
+    wake(celery, quick)
+    with running(WORKER, environment=environment, log=log):
+        wait_for_state(sessions, long, "running")
+        cancel(sessions, long)
+        wait_for(lambda: "stopped" in log.read_text(), timeout_s=15)
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    said = [
+        (line["level"], line.get("job_id"), re.sub(r" after \d+ s$", "", line["message"]))
+        for line in lines
+    ]
+    assert said == [
+        ("info", None, "waiting for jobs: eval"),
+        ("info", quick, f"job {quick}: attempt 1 starts"),
+        ("info", quick, f"job {quick}: attempt 1 finished"),
+        ("info", fail, f"job {fail}: attempt 1 starts"),
+        ("warning", fail, f"job {fail} fails: config_error: told to fail"),
+        ("info", fail, f"job {fail}: attempt 1 failed"),
+        ("info", long, f"job {long}: attempt 1 starts"),
+        ("info", long, f"job {long}: attempt 1 stopped (cancelled)"),
+    ]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])

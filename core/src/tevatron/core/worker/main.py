@@ -39,6 +39,12 @@ class _Shutdown:
         return self.requested
 
 
+def _keep_logging() -> None:
+    """Keep Celery from setting the level of all loggers to its own, a warning; of its own we read no more than that."""
+    signals.setup_logging.connect(lambda **_: None, weak=False)
+    logging.getLogger("celery").setLevel(logging.WARNING)
+
+
 def serve(service: str, handlers: Mapping[JobKind, Handler], settings: Settings) -> int:
     """Run a worker until it is told to stop; return its exit status.
 
@@ -46,6 +52,7 @@ def serve(service: str, handlers: Mapping[JobKind, Handler], settings: Settings)
     it has, then the job goes back to the queue.
     """
     configure_logging(service)
+    _keep_logging()
     # Celery warns root of pickled messages; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     engine = make_engine(settings.require_database())
@@ -75,6 +82,8 @@ def serve(service: str, handlers: Mapping[JobKind, Handler], settings: Settings)
     app.task(name=WAKE_TASK)(wake)
     # Sent inside Celery's handler of SIGTERM, SIGINT and SIGQUIT: in the main thread, in the middle of the job.
     signals.worker_shutting_down.connect(shutdown.request, weak=False)
+    kinds = ", ".join(sorted(handlers))
+    signals.worker_ready.connect(lambda **_: logger.info("waiting for jobs: %s", kinds), weak=False)
     worker = app.Worker(
         hostname=worker_name,
         pool_cls="solo",

@@ -126,7 +126,15 @@ def run_next_job(
         with context.beating():
             outcome = _work(context, handlers[claim.kind])
         _end(context, outcome)
+        spent = f"{_name(outcome)} after {time.monotonic() - claimed_at:.0f} s"
+        logger.info("job %s: attempt %d %s", claim.job_id, claim.attempt, spent)
     return True
+
+
+def _name(outcome: Finished | Exception) -> str:
+    if isinstance(outcome, Stopped):
+        return f"stopped ({outcome.reason})"
+    return "finished" if isinstance(outcome, Finished) else "failed"
 
 
 def _work(context: JobContext, handler: Handler) -> Finished | Exception:
