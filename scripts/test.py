@@ -1,6 +1,7 @@
 """Run the tests and say last which of them were skipped, and why: `python scripts/test.py [pytest's arguments]`.
 
-As many at a time as there are cores; `-n 0` runs them one by one, in this process.
+Half as many at a time as there are cores: the processes of a test take as much as the test. `-n 2` runs two, `-n 0`
+one by one, in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-NUM_WORKERS = min(os.cpu_count() or 1, 8)
+NUM_WORKERS = min((os.cpu_count() or 1) // 2, 8)
 """Each takes up to 3 GB with the processes of its test."""
 
 
@@ -33,7 +34,8 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     skipped = SkippedTests()
     # tests/conftest.py says what is shared out, and in which order.
-    arguments = [f"--numprocesses={NUM_WORKERS}", "--no-loadscope-reorder", *sys.argv[1:]]
+    workers = NUM_WORKERS if NUM_WORKERS > 1 else 0
+    arguments = [f"--numprocesses={workers}", "--no-loadscope-reorder", *sys.argv[1:]]
     status = pytest.main(arguments, plugins=[skipped])
     listed = "; ".join(f"{count} ({reason})" for reason, count in sorted(skipped.reasons.items()))
     print(f"tests skipped on this machine: {listed or 'none'}")
