@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from tevatron.api.allowed import check_allowed
 from tevatron.api.body import CheckedRoute
 from tevatron.api.context import Context, CurrentContext, CurrentPage, CurrentSession, ResourceRef
+from tevatron.api.pages import page_resource
 from tevatron.api.problems import responses
 from tevatron.api.scorers.resources import scorer_resource
 from tevatron.api.security import Caller, CurrentCaller
@@ -56,12 +57,9 @@ def list_scorers(
     """List scorers, newest first; outside ones are everybody's."""
     repository = ScorerRepository(session)
     page = repository.list_page(key_id=caller.scope, cursor=bounds.after, limit=bounds.limit)
-    scorers = repository.replicas([row.id for row in page.items])
-    return Page[ScorerResource](
-        data=[scorer_resource(scorer) for scorer in scorers],
-        has_more=page.next_cursor is not None,
-        next=page.next_cursor,
-    )
+    found = repository.replicas([row.id for row in page.items])
+    scorers = {scorer.first.id: scorer for scorer in found}
+    return page_resource(page, lambda row: scorer_resource(scorers[row.id]))
 
 
 @router.get("/v1/scorers/{ref}", operation_id="get_scorer", responses=responses(404))
