@@ -116,7 +116,7 @@ def configure(provider: Any, arguments: TrainArguments, ranks: Ranks) -> None:
     provider.fp16 = dtype is torch.float16
     # A packed row is as long as its prompts; so is each stage's message to the next.
     provider.variable_seq_lengths = True
-    # The one that Megatron takes with rows of any length, for dense models too.
+    # The one dispatcher that Megatron takes with rows of any length, for dense models too.
     provider.moe_token_dispatcher_type = "alltoall"
     provider.should_pad_vocab = True
     provider.gradient_accumulation_fusion = False
