@@ -43,7 +43,8 @@ def run(jobs, **rerank):
 
 def rows_of(jobs, job):
     with jobs.sessions.begin() as session:
-        return session.scalars(select(Scorer).where(Scorer.job_id == job.id)).all()
+        asked = select(Scorer).where(Scorer.job_id == job.id).order_by(Scorer.replica)
+        return session.scalars(asked).all()
 
 
 def the_run(jobs, job):
