@@ -1,16 +1,21 @@
-"""Render docs/benchmarks.md from benchmarks/results/*.json: `python benchmarks/render.py`.
+"""Render docs/benchmarks.md, and README's short table, from benchmarks/results/*.json: `python benchmarks/render.py`.
 
-`--check` writes nothing and fails where the page is not what the results give (a test runs it).
+`--check` writes nothing and fails where a page is not what the results give (a test runs it).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+START, END = "<!-- render: start -->", "<!-- render: end -->"
 OPTIONAL = (
     "model",
     "layout",
@@ -28,6 +33,82 @@ HEAD = """# Benchmarks
 Rendered from `benchmarks/results/*.json` by `python benchmarks/render.py`; do not edit. Each table comes from one run of
 the command above it; `reference` is the way that is compared with, on the same machine and input. Rows that disappoint stay.
 """
+
+
+class Line(NamedTuple):
+    """A line of README's table: two rows of one file of results, by model and layout."""
+
+    what: str
+    file: str
+    model: str
+    ours: str
+    reference: str
+
+
+_TRAINED, _SCORED = "train_throughput", "score_throughput"
+_PADDED = "padded, full logits, batches of 64"
+SHORT = [
+    Line(
+        "train Qwen3-8B, all weights, 2 GPUs: Megatron, TP=2",
+        _TRAINED,
+        "qwen3-8b",
+        "TP=2 DP=1, full, packed, 16384 tokens a pass",
+        "TP=2 DP=1, full, padded, 4 queries a pass",
+    ),
+    Line(
+        "train Qwen3-8B, all weights, 2 GPUs: Megatron, DP=2, recomputation",
+        _TRAINED,
+        "qwen3-8b",
+        "DP=2, full, packed, 16384 tokens a pass, recompute",
+        "DP=2, full, padded, 4 queries a pass, recompute",
+    ),
+    Line(
+        "train Qwen3-30B-A3B, LoRA, 2 GPUs: Megatron, EP=2",
+        _TRAINED,
+        "qwen3-30b-a3b",
+        "EP=2 DP=2, LoRA, packed, 16384 tokens a pass",
+        "EP=2 DP=2, LoRA, padded, 1 queries a pass",
+    ),
+    Line(
+        "train Qwen3-4B, all weights, 2 GPUs: Trainer, fully sharded",
+        _TRAINED,
+        "qwen3-4b",
+        "hf, DP=2, FSDP2 full_shard, full, packed, 16384 tokens a pass",
+        "hf, DP=2, FSDP1 full_shard, full, padded, 4 queries a pass",
+    ),
+    Line("score with 0.6B over HTTP: vllm", _SCORED, "qwen3-0.6b", "vllm, HTTP", _PADDED),
+    Line("score with 0.6B over HTTP: hf", _SCORED, "qwen3-0.6b", "hf, HTTP", _PADDED),
+    Line("score with 4B: vllm", _SCORED, "qwen3-4b", "vllm, offline", _PADDED),
+    Line("score with 4B over HTTP: hf", _SCORED, "qwen3-4b", "hf, HTTP", _PADDED),
+]
+
+
+def short_table() -> str:
+    """Return README's table."""
+    lines = [
+        "| pairs/s on H200s | Tevatron 3 | reference | times |",
+        "| --- | --- | --- | --- |",
+    ]
+    for line in SHORT:
+        rows = json.loads((RESULTS / f"{line.file}.json").read_text())
+        (ours,) = _values(rows, line.model, line.ours)
+        (reference,) = _values(rows, line.model, line.reference)
+        lines.append(
+            f"| {line.what} | {_rate(ours)} | {_rate(reference)} | {ours / reference:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _values(rows: list[dict[str, object]], model: str, layout: str) -> Iterator[float]:
+    for row in rows:
+        if (row["model"], row["layout"]) == (model, layout):
+            value = row["value"]
+            assert isinstance(value, float)
+            yield value
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _format(value: object) -> str:
@@ -63,25 +144,29 @@ def _table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render() -> str:
-    """Return the page."""
-    return HEAD + "".join(
-        _section(path) for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    )
+def pages() -> dict[Path, str]:
+    """Return what each page is to hold."""
+    sections = (_section(path) for path in sorted(RESULTS.glob("*.json")))
+    before, rest = README.read_text().split(START)
+    _, after = rest.split(END)
+    return {
+        PAGE: HEAD + "".join(sections),
+        README: f"{before}{START}\n{short_table()}\n{END}{after}",
+    }
 
 
 def main() -> int:
-    """Write the page, or check it."""
-    text = render()
+    """Write the pages, or check them."""
+    other = {page: text for page, text in pages().items() if page.read_text() != text}
     if "--check" in sys.argv[1:]:
-        if PAGE.read_text() != text:
+        for page in other:
             print(
-                "docs/benchmarks.md is not what benchmarks/results give: run `python benchmarks/render.py`",
+                f"{page.relative_to(ROOT)} is not what benchmarks/results give: run `python benchmarks/render.py`",
                 file=sys.stderr,
             )
-            return 1
-        return 0
-    PAGE.write_text(text)
+        return int(bool(other))
+    for page, text in other.items():
+        page.write_text(text)
     return 0
 
 
