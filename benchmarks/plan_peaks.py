@@ -1,6 +1,6 @@
-"""The plan beside peaks that were measured, and beside those that the paper prints: `python benchmarks/plan_peaks.py`.
+"""The plan beside peaks that were measured, beside those that the paper prints and our re-creations of them: `python benchmarks/plan_peaks.py`.
 
-Writes the tables into docs/megatron.md; `--check` writes nothing and fails where they are not there (a test runs it).
+Writes the tables into docs/plan.md; `--check` writes nothing and fails where they are not there (a test runs it).
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from train_throughput import SETS
 
 from tevatron.core.contracts.plan import GIB, MemoryParts
 from tevatron.core.contracts.train import TrainArguments
-from tevatron.core.plan import memory
+from tevatron.core.plan import hf, megatron
 
-PAGE = Path(__file__).parent.parent / "docs" / "megatron.md"
+PAGE = Path(__file__).parent.parent / "docs" / "plan.md"
 START, END = "<!-- plan_peaks: start -->", "<!-- plan_peaks: end -->"
 
 _8B = Case(backend="megatron", method="reference", model="qwen3-8b", gpus=8)
+_8B_FSDP = replace(_8B, backend="hf", recompute=True)
 _30B = replace(_8B, model="qwen3-30b-a3b", gpus=16, expert=16, micro_batch=1)
+_4B_FSDP = replace(_8B_FSDP, model="qwen3-4b", gpus=2, recompute=False, fsdp="full_shard")
 LOGIT_BYTES = 2 + 4 + 4 + 2
 """A number of the reference's full-vocabulary logits: bf16, its fp32 copy, and the gradients of both."""
 
@@ -37,6 +39,18 @@ class Published(NamedTuple):
     case: Case
     left_out: str
     """What the paper does not say."""
+    logit_bytes: int = LOGIT_BYTES
+    """Of a number of the logits; our re-creation has them in bf16, its output before the gradient."""
+
+    @property
+    def tokens(self) -> int:
+        """Of a pass of longest prompts."""
+        return self.case.micro_batch * self.case.group_size * 512
+
+    @property
+    def logits_gib(self) -> float:
+        """What the logits take."""
+        return self.tokens * self.case.shape.vocab / self.case.tensor * self.logit_bytes / GIB
 
 
 PAPER = [
@@ -53,8 +67,28 @@ PAPER = [
         replace(_30B, lora=True),
         "full or LoRA; micro batch: the code's 1",
     ),
+    Published(
+        "8B, FSDP1 shard_grad_op DP=8, recompute",
+        48.8,
+        replace(_8B_FSDP, fsdp="shard_grad_op"),
+        "micro batch: 4, as Megatron's",
+    ),
+    Published(
+        "8B, FSDP1 full_shard DP=8, recompute",
+        51.2,
+        replace(_8B_FSDP, fsdp="full_shard"),
+        "recompute: as in the other row; micro batch: 4, as Megatron's",
+    ),
+    Published("ours: 4B, FSDP1 full_shard DP=2", 133.8, _4B_FSDP, "", logit_bytes=2),
+    Published(
+        "ours: 8B, FSDP1 full_shard DP=2, recompute",
+        74.3,
+        replace(_8B_FSDP, gpus=2, fsdp="full_shard"),
+        "",
+        logit_bytes=2,
+    ),
 ]
-"""48.8 and 51.2 GiB are of FSDP, which the plan does not know; 128 GiB of states and plain DDP are a test."""
+"""128 GiB of states and plain DDP are a test."""
 
 
 class Compared(NamedTuple):
@@ -63,7 +97,8 @@ class Compared(NamedTuple):
     case: Case
     tokens: int
     """Of the largest pass."""
-    measured_gib: float
+    measured_gib: float | None
+    """None where memory ran out."""
     planned: MemoryParts
 
 
@@ -78,13 +113,18 @@ def planned(case: Case, *, tokens: int) -> MemoryParts:
         use_lora=case.lora,
         lora_target_groups=case.lora_groups,
         gradient_checkpointing=case.recompute,
+        fsdp=case.fsdp,
+        torch_compile=case.compile,
         megatron=case.megatron,
     )
-    return memory(case.shape, arguments, case.layout)
+    if case.backend == "megatron":
+        return megatron.memory(case.shape, arguments, case.layout)
+    parts = hf.memory(case.shape, arguments, num_gpus=case.gpus)
+    return parts if case.optimizer_step else parts.model_copy(update={"optimizer": 0})
 
 
 def compared() -> Iterator[Compared]:
-    """Yield our measured cases of the megatron backend with their plans."""
+    """Yield our measured cases of both backends with their plans."""
     path = RESULTS / "train_throughput.json"
     rows = {
         (one["model"], one["layout"]): one
@@ -94,12 +134,13 @@ def compared() -> Iterator[Compared]:
     seen = set()
     for case in (case for name, cases in SETS.items() if name != "smoke" for case in cases):
         found = rows.get((case.model, case.label))
-        if found is None or case.backend != "megatron" or case.label in seen:
+        if found is None or case.method != "ours" or (case.model, case.label) in seen:
             continue
-        seen.add(case.label)
-        # As it was packed then: packing may have become better.
-        tokens = found["largest_pass_tokens"]
-        yield Compared(case, tokens, found["peak_gib"], planned(case, tokens=tokens))
+        seen.add((case.model, case.label))
+        # As it was packed then, where that is known: packing may have become better.
+        tokens = found.get("largest_pass_tokens") or case.largest_pass()
+        peak = found["peak_gib"] if found["value"] else None
+        yield Compared(case, tokens, peak, planned(case, tokens=tokens))
 
 
 def tables() -> str:
@@ -109,21 +150,21 @@ def tables() -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for one in compared():
-        total = one.planned.total / GIB
+        total, peak = one.planned.total / GIB, one.measured_gib
+        measured = f"{peak:.1f} | {total / peak:.2f}" if peak else "out of memory |"
         lines.append(
-            f"| {one.case.model} | {one.case.label} | {one.tokens} tokens | {total:.1f} | {one.measured_gib:.1f} "
-            f"| {total / one.measured_gib:.2f} |"
+            f"| {one.case.model} | {one.case.label} | {one.tokens} tokens | {total:.1f} | {measured} |"
         )
     lines += [
         "",
-        "| the paper's | published GiB | plan GiB, longest prompts | and full logits | not said |",
+        "| the reference's way | published or measured GiB | plan GiB, longest prompts | and full logits | not said |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for what, gib, case, left_out in PAPER:
-        tokens = case.micro_batch * case.group_size * 512
-        total = planned(case, tokens=tokens).total / GIB
-        logits = tokens * case.shape.vocab / case.tensor * LOGIT_BYTES / GIB
-        lines.append(f"| {what} | {gib} | {total:.1f} | {total + logits:.1f} | {left_out} |")
+    for row in PAPER:
+        total = planned(row.case, tokens=row.tokens).total / GIB
+        lines.append(
+            f"| {row.what} | {row.gib} | {total:.1f} | {total + row.logits_gib:.1f} | {row.left_out} |"
+        )
     return "\n".join(lines)
 
 
@@ -135,7 +176,7 @@ def main() -> int:
     text = f"{before}{START}\n{tables()}\n{END}{after}"
     if "--check" in sys.argv[1:]:
         if text != page:
-            print("docs/megatron.md: run `python benchmarks/plan_peaks.py`", file=sys.stderr)
+            print("docs/plan.md: run `python benchmarks/plan_peaks.py`", file=sys.stderr)
         return int(text != page)
     PAGE.write_text(text)
     return 0

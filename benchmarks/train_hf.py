@@ -154,7 +154,11 @@ def measure(case: Case) -> Measured:
         made.save_strategy = SaveStrategy.NO
         if case.fsdp and case.method == "reference":
             made.fsdp_config = {"version": 1, "reshard_after_forward": case.fsdp}
-            made.fsdp_plugin_args = made._process_fsdp_args()
+            # Of FSDP1 accelerate has a strategy of its own beside what transformers gives it, and full_shard is its default.
+            made.fsdp_plugin_args = {
+                **(made._process_fsdp_args() or {}),
+                "sharding_strategy": case.fsdp,
+            }
         set_length(made, arguments, total_steps=arguments.max_steps)
         run = make_run(case, arguments, run_dir, EventWriter(run_dir, rank=environment.rank))
         return _trained(case, run, made)

@@ -25,7 +25,8 @@ def registered(client: httpx.Client, model_folder: Path) -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_plan_says_what_fits_and_stores_nothing(client: httpx.Client):
-    answer = client.post("/v1/jobs:plan", json={"model": "tiny", "num_gpus": 2})
+    body = {"model": "tiny", "backend": "megatron", "num_gpus": 2}
+    answer = client.post("/v1/jobs:plan", json=body)
     assert answer.status_code == 200, answer.text
     plan = answer.json()
     assert plan["asked"]["layout"] == "DP=2"
@@ -34,9 +35,21 @@ def test_a_plan_says_what_fits_and_stores_nothing(client: httpx.Client):
 
 
 @pytest.mark.usefixtures("registered")
+def test_the_backend_is_a_train_jobs_default(client: httpx.Client):
+    answer = client.post("/v1/jobs:plan", json={"model": "tiny", "num_gpus": 2})
+    plan = answer.json()
+    assert plan["backend"] == "hf"
+    assert [one["layout"] for one in plan["fitting"]] == [
+        "DP=2 DDP",
+        "DP=2 FSDP shard_grad_op",
+        "DP=2 FSDP full_shard",
+    ]
+
+
+@pytest.mark.usefixtures("registered")
 def test_a_layout_that_cannot_be_is_a_problem_with_the_numbers(client: httpx.Client):
     arguments = {"megatron": {"tensor_model_parallel_size": 4}}
-    body = {"model": "tiny", "num_gpus": 4, "arguments": arguments}
+    body = {"model": "tiny", "backend": "megatron", "num_gpus": 4, "arguments": arguments}
     answer = client.post("/v1/jobs:plan", json=body)
     assert answer.status_code == 422
     assert answer.json()["detail"] == (

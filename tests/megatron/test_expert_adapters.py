@@ -16,9 +16,9 @@ from tests.megatron.runs import (
     scores_and_steps,
 )
 
-from tevatron.core import plan
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.model_shape import ModelShape
+from tevatron.core.plan.megatron import num_trained as planned
 
 KINDS = {
     "shared": {"lora_expert_adapters": "shared"},
@@ -69,7 +69,7 @@ def test_the_trained_parameters_are_as_many_as_the_plan_says(folder: Path, kind:
     """Two layers of four experts 32 -> 2 x 16 -> 32; rank 16."""
     (trained,) = on_ranks(1, num_trained, folder, options((1, 1, 1, 1), kind))
     assert trained == 2 * pairs * 16 * ((32 + 2 * 16) + (16 + 32))
-    assert plan.num_trained(ModelShape.read(folder), options((1, 1, 1, 1), kind)) == trained
+    assert planned(ModelShape.read(folder), options((1, 1, 1, 1), kind)) == trained
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

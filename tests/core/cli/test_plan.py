@@ -18,12 +18,24 @@ def plan(tmp_path: Path, *words: str) -> str:
 def test_the_layout_asked_for_is_shown_with_its_parts(tmp_path: Path):
     output = plan(
         tmp_path,
-        *("--gpus", "2", "--dtype", "bfloat16", "--packing_max_tokens", "16384"),
+        *("--backend", "megatron", "--gpus", "2", "--dtype", "bfloat16"),
+        *("--packing_max_tokens", "16384"),
         *("--tensor_model_parallel_size", "2"),
     )
-    assert "8.19 billion parameters" in output
+    assert "megatron: 8.19 billion parameters" in output
     assert "TP=2 DP=1" in output
     assert "107.3" in output
+
+
+def test_the_default_is_the_hf_backend_as_for_a_job(tmp_path: Path):
+    words = ("--gpus", "2", "--dtype", "bfloat16", "--gradient_checkpointing")
+    output = plan(tmp_path, *words, "--packing_max_tokens", "8192", "--fsdp", "shard_grad_op")
+    assert "hf: 8.19 billion parameters" in output
+    # DDP does not fit.
+    assert [line.split()[0:3] for line in output.splitlines()[2:]] == [
+        ["DP=2", "FSDP", "shard_grad_op"],
+        ["DP=2", "FSDP", "full_shard"],
+    ]
 
 
 def test_where_nothing_fits_it_says_what_may_help(tmp_path: Path):
@@ -33,7 +45,8 @@ def test_where_nothing_fits_it_says_what_may_help(tmp_path: Path):
 
 def test_a_jobs_file_and_json(tmp_path: Path):
     file = tmp_path / "job.yaml"
-    file.write_text("arguments: {dtype: bfloat16, megatron: {tensor_model_parallel_size: 2}}\n")
+    megatron = "megatron: {tensor_model_parallel_size: 2}"
+    file.write_text(f"backend: megatron\narguments: {{dtype: bfloat16, {megatron}}}\n")
     words = ["--gpus", "4", "--file", str(file), "--pipeline_model_parallel_size", "2", "--json"]
     made = json.loads(plan(tmp_path, *words))
     assert made["asked"]["layout"] == "TP=2 PP=2 DP=1"

@@ -78,6 +78,11 @@ class ModelShape:
         )
 
     @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normed once more."""
+        return self.model_type.startswith("qwen3")
+
+    @property
     def attention_params(self) -> int:
         """Weights of one layer's attention, without norms."""
         query, keys = self.num_heads * self.head_size, self.num_kv_heads * self.head_size

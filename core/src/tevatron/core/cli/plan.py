@@ -18,6 +18,7 @@ _GIB = 2**30
 def plan(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="Model folder, or its config.json.")],
+    backend: Annotated[str | None, typer.Option(help="hf (the default) or megatron.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the run.")] = 1,
     gpu_gib: Annotated[float, typer.Option(help="Memory of one GPU in GiB.")] = 139.0,
     file: Annotated[Path | None, typer.Option(help="YAML of a train job; flags win.")] = None,
@@ -27,18 +28,27 @@ def plan(
     from pydantic import ValidationError
 
     from tevatron.core.cli import output, specs  # rich, yaml and pydantic are heavy
+    from tevatron.core.contracts.plan import PlanRequest
     from tevatron.core.contracts.train import TrainArguments
     from tevatron.core.model_shape import ModelShape
     from tevatron.core.plan import make_plan
 
-    given: JsonValue = specs.read_yaml(file).get("arguments") or {} if file is not None else {}
+    job = specs.read_yaml(file) if file is not None else {}
+    given: JsonValue = job.get("arguments") or {}
+    default = PlanRequest.model_fields["backend"].default
     flags = specs.train_arguments(list(context.args))
     try:
         merged = specs.merge_arguments(given, flags)
         arguments = TrainArguments.model_validate(merged, strict=False)
     except ValidationError as error:
         raise specs.explain(error, what="the training arguments") from error
-    made = make_plan(ModelShape.read(model), arguments, num_gpus=gpus, gpu_gib=gpu_gib)
+    made = make_plan(
+        ModelShape.read(model),
+        arguments,
+        backend=backend or str(job.get("backend", default)),
+        num_gpus=gpus,
+        gpu_gib=gpu_gib,
+    )
     if as_json:
         output.print_json(made.model_dump(mode="json"))
         return
@@ -49,7 +59,7 @@ def _print(made: Plan) -> None:
     from tevatron.core.cli import output
 
     typer.echo(
-        f"{made.num_params / 1e9:.2f} billion parameters, {made.num_trained / 1e6:,.1f} million trained, "
+        f"{made.backend}: {made.num_params / 1e9:.2f} billion parameters, {made.num_trained / 1e6:,.1f} million trained, "
         f"{made.tokens_per_pass} tokens a pass, {made.gpu_bytes / _GIB:.0f} GiB a GPU"
     )
     others = [one for one in made.fitting if one.layout != made.asked.layout]

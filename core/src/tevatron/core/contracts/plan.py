@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from tevatron.core.contracts.jobs import Ref, Spec
@@ -15,6 +17,8 @@ class PlanRequest(Spec):
 
     model: Ref
     """Base model: a registered model's id or name."""
+    backend: Literal["hf", "megatron"] = "hf"
+    """Which of the training backends it is for."""
     num_gpus: int = Field(default=1, ge=1, le=4096)
     """GPUs of the run."""
     gpu_gib: float = Field(default=139.0, gt=0)
@@ -28,12 +32,13 @@ class MemoryParts(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     weights: int
+    """Of FSDP this GPU's share and what is gathered at the peak."""
     gradients: int
-    """fp32, of what is trained."""
+    """fp32, of what is trained; a GPU's share where they are sharded, twice under DDP, which sends copies."""
     optimizer: int
-    """fp32 masters and two moments, this rank's share."""
+    """Two moments, and fp32 masters where the weights are not; this rank's share."""
     activations: int
-    """Kept for the backward pass, of all passes in flight."""
+    """Kept for the backward pass, of all passes in flight, autocast's copies of weights among it."""
     working: int
     """Buffers of kernels and of the optimizer step; measured, not derived."""
 
@@ -53,6 +58,8 @@ class PlannedLayout(BaseModel):
     pipeline_model_parallel_size: int
     expert_model_parallel_size: int
     data_parallel_size: int
+    fsdp: Literal["", "full_shard", "shard_grad_op"] = ""
+    """The hf backend's flag; empty on one GPU and with DDP."""
     queries_per_step: int
     memory: MemoryParts
     total_bytes: int
@@ -64,6 +71,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
+    backend: Literal["hf", "megatron"]
     num_params: int
     num_trained: int
     tokens_per_pass: int

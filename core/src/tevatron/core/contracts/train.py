@@ -12,6 +12,7 @@ from typing import Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tevatron.core.contracts.megatron import MegatronArguments
+from tevatron.core.errors import ConfigError
 
 
 class LossName(StrEnum):
@@ -235,6 +236,55 @@ def check_validation(arguments: TrainArguments, *, is_given: bool, name: str) ->
         raise ValueError(f"eval_steps {arguments.eval_steps} needs {name}, the held-out rows")
     if is_given and not arguments.eval_steps:
         raise ValueError(f"{name} is given, but eval_steps is 0: nothing would be scored")
+
+
+def check_hf(arguments: TrainArguments, *, num_ranks: int) -> None:
+    """Raise `ConfigError` for what the hf backend does on no machine, naming the flag."""
+    if arguments.megatron != MegatronArguments():
+        given = ", ".join(sorted(arguments.megatron.model_fields_set))
+        raise ConfigError(f"megatron: {given} is not honoured by the hf backend")
+    if arguments.fsdp and num_ranks == 1:
+        raise ConfigError(f"--fsdp {arguments.fsdp} needs at least 2 ranks, got 1")
+    if arguments.torch_compile and arguments.fsdp:
+        raise ConfigError(
+            "--torch_compile is not honoured with --fsdp, whose hooks stand in the layers"
+        )
+    if arguments.attn_implementation and arguments.packing:
+        raise ConfigError("--attn_implementation is honoured with --packing false only")
+    _check_schedule(arguments)
+
+
+def check_megatron(arguments: TrainArguments) -> None:
+    """Raise `ConfigError` for what the megatron backend does on no machine, naming the flag."""
+    if arguments.head is not Head.YES_NO:
+        raise ConfigError(
+            f"head '{arguments.head}': the megatron backend trains 'yes_no' heads; use the hf backend"
+        )
+    if arguments.fsdp:
+        raise ConfigError(
+            f"--fsdp {arguments.fsdp} is a flag of the hf backend; here the optimizer is sharded, and "
+            "--tensor_model_parallel_size or --pipeline_model_parallel_size cut the weights"
+        )
+    for name in ("attn_implementation", "torch_compile"):
+        if getattr(arguments, name):
+            raise ConfigError(f"--{name} is a flag of the hf backend")
+    context = arguments.megatron.context_parallel_size
+    if context > 1 and not arguments.packing:
+        raise ConfigError(
+            f"context_parallel_size {context} needs packed prompts, without --no_packing"
+        )
+    _check_schedule(arguments)
+
+
+def _check_schedule(arguments: TrainArguments) -> None:
+    if arguments.min_lr and arguments.lr_scheduler_type != "cosine":
+        raise ConfigError(
+            f"--min_lr is honoured with --lr_scheduler_type cosine, not with '{arguments.lr_scheduler_type}'"
+        )
+    if arguments.min_lr > arguments.learning_rate:
+        raise ConfigError(
+            f"--min_lr {arguments.min_lr:g} is above --learning_rate {arguments.learning_rate:g}"
+        )
 
 
 def aliases() -> dict[str, str]:

@@ -225,6 +225,7 @@ def _plans(
             request = PlanRequest.model_validate(
                 {
                     "model": one.model,
+                    "backend": one.backend,
                     "num_gpus": one.num_processes,
                     "gpu_gib": gpu_gib,
                     "arguments": one.arguments,

@@ -91,7 +91,13 @@ def plan_job(
             f"model '{model.name}' is registered by a hub id: its config.json is not here to be read"
         )
     shape = ModelShape.read(context.settings.data / model.path)
-    return make_plan(shape, body.arguments, num_gpus=body.num_gpus, gpu_gib=body.gpu_gib)
+    return make_plan(
+        shape,
+        body.arguments,
+        backend=body.backend,
+        num_gpus=body.num_gpus,
+        gpu_gib=body.gpu_gib,
+    )
 
 
 @router.get("/v1/jobs", operation_id="list_jobs", responses=responses())

@@ -12,8 +12,7 @@ import torch
 from pydantic import JsonValue
 from transformers import TrainingArguments
 
-from tevatron.core.contracts.megatron import MegatronArguments
-from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.contracts.train import TrainArguments, check_hf
 from tevatron.core.errors import ConfigError
 from tevatron.trainer.program.settings import hide_torchrun
 
@@ -47,33 +46,15 @@ KNOWN = frozenset(field.name for field in dataclasses.fields(TrainingArguments))
 
 
 def check_arguments(arguments: TrainArguments, *, num_ranks: int) -> None:
-    """Raise `ConfigError` for what this backend cannot do, naming the flag."""
+    """Raise `ConfigError` for what this backend cannot do, here or anywhere, naming the flag."""
     on_gpu = torch.cuda.is_available()
-    if arguments.megatron != MegatronArguments():
-        given = ", ".join(sorted(arguments.megatron.model_fields_set))
-        raise ConfigError(f"megatron: {given} is not honoured by the hf backend")
     if arguments.fsdp and not on_gpu:
         raise ConfigError(
             f"--fsdp {arguments.fsdp} needs GPUs: without them the ranks would silently train as DDP. Leave --fsdp out."
         )
-    if arguments.fsdp and num_ranks == 1:
-        raise ConfigError(f"--fsdp {arguments.fsdp} needs at least 2 ranks, got 1")
-    if arguments.torch_compile and arguments.fsdp:
-        raise ConfigError(
-            "--torch_compile is not honoured with --fsdp, whose hooks stand in the layers"
-        )
     if arguments.dtype == "float16" and not on_gpu:
         raise ConfigError("--dtype float16 needs a GPU; on a CPU use bfloat16 or float32")
-    if arguments.min_lr and arguments.lr_scheduler_type != "cosine":
-        raise ConfigError(
-            f"--min_lr is honoured with --lr_scheduler_type cosine, not with '{arguments.lr_scheduler_type}'"
-        )
-    if arguments.min_lr > arguments.learning_rate:
-        raise ConfigError(
-            f"--min_lr {arguments.min_lr:g} is above --learning_rate {arguments.learning_rate:g}"
-        )
-    if arguments.attn_implementation and arguments.packing:
-        raise ConfigError("--attn_implementation is honoured with --packing false only")
+    check_hf(arguments, num_ranks=num_ranks)
 
 
 def training_arguments(

@@ -11,7 +11,7 @@ import torch
 
 from tevatron.core.contracts.jobs import Phase
 from tevatron.core.contracts.run import EXPORTS_NAME, TrainRun
-from tevatron.core.contracts.train import Head, TrainArguments
+from tevatron.core.contracts.train import TrainArguments, check_megatron
 from tevatron.core.errors import ConfigError
 from tevatron.core.model_shape import ModelShape
 from tevatron.core.nn.forward import YesNoHead
@@ -87,36 +87,12 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
 
 
 def check_arguments(config: TrainRun) -> None:
-    """Raise `ConfigError` for what this backend does not do, naming the flag."""
+    """Raise `ConfigError` for what this backend does not do, here or anywhere, naming the flag."""
     arguments = config.arguments
     if config.hf_arguments:
         names = ", ".join(f"--{name}" for name in sorted(config.hf_arguments))
         raise ConfigError(f"{names}: not honoured by the megatron backend")
-    if arguments.head is not Head.YES_NO:
-        raise ConfigError(
-            f"head '{arguments.head}': the megatron backend trains 'yes_no' heads; use the hf backend"
-        )
-    if arguments.fsdp:
-        raise ConfigError(
-            f"--fsdp {arguments.fsdp} is a flag of the hf backend; here the optimizer is sharded, and "
-            "--tensor_model_parallel_size or --pipeline_model_parallel_size cut the weights"
-        )
-    for name in ("attn_implementation", "torch_compile"):
-        if getattr(arguments, name):
-            raise ConfigError(f"--{name} is a flag of the hf backend")
-    context = arguments.megatron.context_parallel_size
-    if context > 1 and not arguments.packing:
-        raise ConfigError(
-            f"context_parallel_size {context} needs packed prompts, without --no_packing"
-        )
-    if arguments.min_lr > arguments.learning_rate:
-        raise ConfigError(
-            f"--min_lr {arguments.min_lr:g} is above --learning_rate {arguments.learning_rate:g}"
-        )
-    if arguments.min_lr and arguments.lr_scheduler_type != "cosine":
-        raise ConfigError(
-            f"--min_lr is honoured with --lr_scheduler_type cosine, not with '{arguments.lr_scheduler_type}'"
-        )
+    check_megatron(arguments)
     if arguments.dtype == "float16" and not torch.cuda.is_available():
         raise ConfigError("--dtype float16 needs a GPU; on a CPU use bfloat16 or float32")
 

@@ -9,7 +9,8 @@ from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError
 from tevatron.core.layout import Layout
 from tevatron.core.model_shape import ModelShape
-from tevatron.core.plan import make_plan, memory, num_trained
+from tevatron.core.plan import make_plan
+from tevatron.core.plan.megatron import memory, num_trained
 
 DENSE, EXPERTS = ModelShape.of(QWEN3_8B), ModelShape.of(QWEN3_30B_A3B)
 
@@ -49,7 +50,7 @@ def test_states_of_8b_under_plain_data_parallelism_do_not_fit_an_h200():
     states = parts.weights + parts.gradients + parts.optimizer
     assert states == pytest.approx(18 * DENSE.num_params, rel=1e-6)
     assert states / GIB == pytest.approx(128, rel=0.1)
-    assert not make_plan(DENSE, arguments, num_gpus=8, gpu_gib=139).asked.fits
+    assert not make_plan(DENSE, arguments, backend="megatron", num_gpus=8, gpu_gib=139).asked.fits
 
 
 def test_ranks_that_share_prompts_share_activations_and_optimizer():
@@ -90,7 +91,7 @@ def test_recomputing_keeps_the_inputs_of_layers_and_one_whole_layer():
 
 
 def test_the_layouts_that_fit_come_with_the_least_communication_first():
-    plan = make_plan(DENSE, full(8192), num_gpus=8, gpu_gib=80)
+    plan = make_plan(DENSE, full(8192), backend="megatron", num_gpus=8, gpu_gib=80)
     assert plan.fitting
     assert all(one.total_bytes <= 80 * GIB for one in plan.fitting)
     sizes = [
@@ -101,4 +102,23 @@ def test_the_layouts_that_fit_come_with_the_least_communication_first():
 
 def test_a_layout_that_cannot_be_is_refused_with_the_numbers():
     with pytest.raises(ConfigError, match=r"must divide the model's 8 key-value heads"):
-        make_plan(DENSE, full(8192, tensor_model_parallel_size=16), num_gpus=16, gpu_gib=139)
+        make_plan(
+            DENSE,
+            full(8192, tensor_model_parallel_size=16),
+            backend="megatron",
+            num_gpus=16,
+            gpu_gib=139,
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fsdp": "full_shard"}, "--fsdp full_shard is a flag of the hf backend"),
+        ({"torch_compile": True}, "--torch_compile is a flag of the hf backend"),
+        ({"head": "seq_cls"}, "trains 'yes_no' heads"),
+    ],
+)
+def test_flags_of_the_hf_backend_are_refused_as_in_a_run(given, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(DENSE, TrainArguments(**given), backend="megatron", num_gpus=2, gpu_gib=139)

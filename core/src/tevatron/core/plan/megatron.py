@@ -1,4 +1,4 @@
-"""Memory that a training needs on each GPU of a layout, worked out from config.json before anything runs.
+"""Memory of the megatron backend on each GPU of a layout.
 
 Weights, gradients and optimizer are counted; activations are what Megatron keeps with fused attention for each token and
 layer; the rest is a constant, measured on Qwen3-8B and Qwen3-30B-A3B (docs/megatron.md says how close it comes).
@@ -8,30 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tevatron.core.contracts.plan import GIB, MemoryParts, Plan, PlannedLayout
-from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.contracts.plan import MemoryParts, Plan, PlannedLayout
+from tevatron.core.contracts.train import TrainArguments, check_megatron
 from tevatron.core.errors import ConfigError
 from tevatron.core.layout import Layout
 from tevatron.core.model_shape import ModelShape
+from tevatron.core.plan.shared import (
+    BYTES,
+    LORA_DENSE,
+    LORA_MOE,
+    WORKING_BYTES,
+    tokens_per_pass,
+)
 
-WORKING_BYTES = GIB
 _MAX_TENSOR = 8
 """More ranks than a node has would send each layer's sums over the slower network."""
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_LORA_DENSE, _LORA_MOE = ("attn", "mlp"), ("attn", "moe_experts", "moe_shared")
 
 
-def make_plan(
-    shape: ModelShape, arguments: TrainArguments, *, num_gpus: int, gpu_gib: float
-) -> Plan:
+def plan(shape: ModelShape, arguments: TrainArguments, *, num_gpus: int, gpu_bytes: int) -> Plan:
     """Return the memory of the layout asked for and the layouts that fit; an impossible one is a `ConfigError`."""
-    gpu_bytes = round(gpu_gib * GIB)
+    check_megatron(arguments)
     asked = arguments.megatron.layout(num_gpus)
     asked.check(shape)
     planned = [
         _planned(shape, arguments, layout, gpu_bytes) for layout in candidates(shape, num_gpus)
     ]
     return Plan(
+        backend="megatron",
         num_params=shape.num_params,
         num_trained=num_trained(shape, arguments),
         tokens_per_pass=tokens_per_pass(arguments),
@@ -56,17 +59,9 @@ def candidates(shape: ModelShape, num_gpus: int) -> list[Layout]:
     return sorted(found, key=lambda one: (one.tensor * one.pipeline, one.pipeline, one.expert))
 
 
-def tokens_per_pass(arguments: TrainArguments) -> int:
-    """Return the most tokens of one forward pass: the budget, or one query's longest prompts if these are more."""
-    query = arguments.train_group_size * arguments.rerank_max_len
-    if arguments.packing:
-        return max(arguments.packing_max_tokens, query)
-    return arguments.per_device_train_batch_size * query
-
-
 def memory(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> MemoryParts:
     """Return the parts of the fullest GPU."""
-    size = _BYTES[arguments.dtype]
+    size = BYTES[arguments.dtype]
     dense, experts = _held(shape, layout)
     if arguments.use_lora:
         trained_dense, trained_experts = _lora(shape, arguments, layout)
@@ -130,7 +125,7 @@ def _held(shape: ModelShape, layout: Layout) -> tuple[float, float]:
 
 def _lora(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> tuple[float, float]:
     """Return the adapters' parameters on a GPU: of what the tensor ranks share, and of the experts."""
-    chosen = arguments.lora_target_groups or (_LORA_MOE if shape.num_experts else _LORA_DENSE)
+    chosen = arguments.lora_target_groups or (LORA_MOE if shape.num_experts else LORA_DENSE)
     query, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     layers = shape.num_layers / layout.pipeline
     dense = 0
@@ -177,8 +172,7 @@ def _whole_layer(shape: ModelShape) -> float:
     """Return the numbers that one layer keeps for each token: inputs and outputs of norms, attention and MLP."""
     query, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     attention = 4 * shape.hidden + (query + 2 * keys) + query
-    if shape.model_type.startswith("qwen3"):
-        # Its queries and keys are normed once more.
+    if shape.norms_heads:
         attention += query + keys
     if not shape.num_experts:
         return attention + 3 * shape.ffn
