@@ -2,18 +2,23 @@
 
 import random
 import statistics
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.vllm.models import MAX_LENGTH, own_scores, save_model
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 
 from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError
 from tevatron.core.prompts import AnswerIds
 from tevatron.scorer.engines import vllm
 from tevatron.scorer.engines.base import EngineFlags, EngineOptions
+from tevatron.scorer.engines.vllm_steps import Steps
 
 TOLERANCE = 1e-4
 IDS = AnswerIds(yes=290, no=20)
@@ -120,13 +125,54 @@ def test_the_prefix_cache_changes_nothing(engines):
         engine.llm.reset_prefix_cache()
         return engine.score([prompt])[0]
 
-    before = engine.num_cached_tokens
     without = [alone(prompt) for prompt in PROMPTS]
-    assert engine.num_cached_tokens == before
     engine.llm.reset_prefix_cache()
     assert engine.score(PROMPTS) == pytest.approx(without, abs=TOLERANCE)
     # In whole blocks of 128 tokens: all but the first of a query find its block.
-    assert engine.num_cached_tokens == before + 4 * 7 * 128
+    engine.llm.reset_prefix_cache()
+    outputs = engine.steps.outputs(sorted(PROMPTS))
+    assert sum(output.num_cached_tokens for output in outputs) == 4 * 7 * 128
+
+
+def test_calls_of_two_threads_share_the_steps(engines):
+    engine = engines("qwen3")
+    expected = engine.score(PROMPTS)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(engine.score, [PROMPTS[at::8] for at in range(8)] * 4))
+    for at, scores in enumerate(found):
+        assert scores == pytest.approx(expected[at % 8 :: 8], abs=TOLERANCE)
+
+
+def test_a_prompt_that_vllm_refuses_fails_its_own_call(engines, monkeypatch):
+    """And a step that fails fails those that wait for it, not those that come later."""
+    engine = engines("qwen3")
+    expected = engine.score(PROMPTS[:3])
+    with pytest.raises(VLLMValidationError, match="longer than the maximum"):
+        engine.score([*PROMPTS[:2], [5] * (MAX_LENGTH + 8)])
+    assert engine.score(PROMPTS[:3]) == pytest.approx(expected, abs=TOLERANCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.llm.llm_engine, "step", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.score(PROMPTS[:3])
+    assert engine.score(PROMPTS[:3]) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_the_thread_goes_with_its_steps():
+    """What vLLM holds is let go then: the thread does not keep it."""
+
+    class Engine:
+        pass
+
+    engine = Engine()
+    held = weakref.ref(engine)
+    steps = Steps(engine, SamplingParams())
+    del engine
+    assert held() is not None
+    (thread,) = [one for one in threading.enumerate() if one.name == "vllm-steps"][-1:]
+    del steps
+    thread.join(10)
+    assert not thread.is_alive()
+    assert held() is None
 
 
 def test_half_precision_does_not_tie(engines, folders):

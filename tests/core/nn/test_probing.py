@@ -1,5 +1,7 @@
 """The prompt scorer: order, budget, and the proof of a contract."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from tests.support.tiny_model import tiny_folder
@@ -31,6 +33,16 @@ def test_scores_come_in_the_order_given_whatever_the_budget(model, max_tokens):
         expected = [score_packed(model, [prompt], HEAD).item() for prompt in PROMPTS]
     got = PromptScorer(model, HEAD, max_tokens=max_tokens).score(PROMPTS)
     assert got == pytest.approx(expected, abs=1e-5)
+
+
+def test_threads_score_at_a_time(model):
+    scorer = PromptScorer(model, HEAD, max_tokens=16)
+    expected = scorer.score(PROMPTS)
+    model.train(True)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(scorer.score, [PROMPTS] * 16))
+    assert all(scores == pytest.approx(expected, abs=1e-5) for scores in found)
+    assert model.training
 
 
 def test_no_prompts_no_scores(model):

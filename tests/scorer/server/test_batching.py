@@ -37,14 +37,15 @@ class _Steps:
         assert await asyncio.to_thread(self.entered.acquire, timeout=10)
 
 
-def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, call_s=0.0):
+def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, wait_s=0.0, calls=1):
     async def inner():
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(calls) as threads:
             batcher = Batcher(
                 engine,
-                thread=thread,
+                threads=threads,
                 pass_tokens=call,
-                call_s=call_s,
+                calls_at_once=calls,
+                wait_s=wait_s,
                 limits=Limits(max_queue_tokens=max_queue_tokens, deadline_s=deadline_s),
                 meters=Meters(),
             )
@@ -98,6 +99,25 @@ def test_a_small_request_waits_for_the_call_that_runs_and_no_longer():
     _run(test, engine, max_queue_tokens=10**9)
 
 
+def test_the_next_call_is_with_the_engine_before_the_first_is_done():
+    engine = _Steps()
+
+    async def test(batcher):
+        asked = [_ask(batcher, _prompts(name, 10, 100)) for name in (1, 2, 3)]
+        await engine.wait_for_call()
+        await engine.wait_for_call()
+        # Two are with the engine, and a third has to wait for one of them.
+        assert not engine.entered.acquire(timeout=0.2)
+        engine.step()
+        await engine.wait_for_call()
+        engine.step(2)
+        for name, task in zip((1, 2, 3), asked, strict=True):
+            assert await asyncio.wait_for(task, 5) == FakeEngine().score(_prompts(name, 10, 100))
+        assert sorted(len(call) for call in engine.calls) == [10, 10, 10]
+
+    _run(test, engine, calls=2)
+
+
 def test_a_call_of_a_fast_engine_is_of_several_passes():
     class Fast(FakeEngine):
         def __init__(self):
@@ -115,7 +135,7 @@ def test_a_call_of_a_fast_engine_is_of_several_passes():
         prompts = _prompts(1, 200, 100)
         assert await _ask(batcher, prompts) == FakeEngine().score(prompts)
 
-    _run(test, engine, call_s=1.0)
+    _run(test, engine, wait_s=1.0)
     assert engine.sizes[0] == CALL // 100
     assert engine.sizes[1] > engine.sizes[0]
 

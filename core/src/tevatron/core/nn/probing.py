@@ -6,6 +6,7 @@ rows by token budget; it knows nothing of text, HTTP or files.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,7 @@ MAX_TOKENS = 8192
 
 
 class PromptScorer:
-    """Scores prompts with one model and head, in packed rows of at most `max_tokens`."""
+    """Scores prompts with one model and head, in packed rows of at most `max_tokens`; from any number of threads."""
 
     def __init__(
         self,
@@ -35,22 +36,31 @@ class PromptScorer:
         self._head = head
         self._max_tokens = max_tokens
         self._autocast = autocast
+        self._giving = threading.Lock()
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """Return one score a prompt, in the order given; the model is left in the mode in which it was."""
         scores = [0.0] * len(prompts)
-        was_training = self._model.training
-        self._model.train(False)
-        try:
-            rows = pack([len(prompt) for prompt in prompts], max_tokens=self._max_tokens)
-            # All are given to a GPU before the first is read: it has the next one when it is through with one.
-            found = [self._score_row([prompts[index] for index in chosen]) for chosen in rows]
-            for chosen, scores_P in zip(rows, found, strict=True):
-                for index, score in zip(chosen, scores_P.tolist(), strict=True):
-                    scores[index] = score
-        finally:
-            self._model.train(was_training)
+        rows = pack([len(prompt) for prompt in prompts], max_tokens=self._max_tokens)
+        for chosen, scores_P in zip(rows, self._given(prompts, rows), strict=True):
+            for index, score in zip(chosen, scores_P.tolist(), strict=True):
+                scores[index] = score
         return scores
+
+    def _given(
+        self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Return each row's scores, which a GPU may still be at: it has the next row when it is through with one.
+
+        One thread gives all its rows before another one gives any, so that the first has its scores first.
+        """
+        with self._giving:
+            was_training = self._model.training
+            self._model.train(False)
+            try:
+                return [self._score_row([prompts[index] for index in chosen]) for chosen in rows]
+            finally:
+                self._model.train(was_training)
 
     def _score_row(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         device = self._model.device.type

@@ -60,11 +60,13 @@ class EngineInfo:
     device: str
     max_batch_tokens: int = 8192
     """Tokens of one pass, and of a call where the engine is slow: nobody should wait long for the next one."""
+    calls_at_once: int = 1
+    """Threads that may call `score` at a time: a second call is prepared while a device is busy with the first."""
     versions: dict[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Scores prompts; called from one thread at a time."""
+    """Scores prompts; called from as many threads at a time as its info says."""
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Return one fp32 score a prompt, in the order given; what cannot be scored is an error, never a number."""

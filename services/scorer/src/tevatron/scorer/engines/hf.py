@@ -49,6 +49,7 @@ class HfEngine:
             dtype=dtype,
             device=str(device),
             max_batch_tokens=budget,
+            calls_at_once=2 if device.type == "cuda" else 1,
             versions={
                 "torch": str(torch.__version__),
                 "transformers": transformers.__version__,

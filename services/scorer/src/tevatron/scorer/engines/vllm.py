@@ -1,6 +1,6 @@
 """The vLLM engine: one generated token a prompt, of which the raw logits of the two answers are read.
 
-`generate` with `logprob_token_ids` and `raw_logits` gives both logits for any causal model and any tensor parallelism,
+A request with `logprob_token_ids` and `raw_logits` gives both logits for any causal model and any tensor parallelism,
 whatever their rank; a seq_cls head is refused. vLLM's processes live as long as this one and the thread that loads the
 engine, and this process ends when one of them does: nothing that is left of it could score.
 """
@@ -46,10 +46,14 @@ for _name, _value in {
 from vllm import LLM, RequestOutput, SamplingParams  # noqa: E402
 from vllm import __version__ as vllm_version  # noqa: E402
 
+from tevatron.scorer.engines.vllm_steps import Steps  # noqa: E402
+
 logger = logging.getLogger(__name__)
 
-_CALL_PASSES = 4 if _HAS_GPU else 1
-"""Passes of one call: between two calls a GPU idles, and nobody else's prompts get in during one."""
+_CALLS = 2 if _HAS_GPU else 1
+"""Calls at once: while a GPU has one, the next is scheduled."""
+_CALL_PASSES = 2 if _HAS_GPU else 1
+"""Passes of one call; nobody else's prompts get in before them."""
 _CPU_CACHE_BYTES = 2**30
 """Keys and values on a CPU; vLLM would take nearly all memory of the machine."""
 
@@ -81,27 +85,23 @@ class VllmEngine:
         if config.model_config.logprobs_mode != "raw_logits":
             raise AssertionError(f"logprobs_mode is {config.model_config.logprobs_mode}")
         self._call_tokens = _CALL_PASSES * config.scheduler_config.max_num_batched_tokens
-        self._params = SamplingParams(
+        params = SamplingParams(
             max_tokens=1,
             temperature=0,
             logprob_token_ids=[self._ids.yes, self._ids.no],
             detokenize=False,
         )
-        self.num_cached_tokens = 0
-        """Prompt tokens that the prefix cache saved so far."""
+        self.steps = Steps(self.llm.llm_engine, params)
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Return one score a prompt, in the order given."""
         # Prompts of one query come one after the other, so that the cache still holds what they share.
         prompts = [list(ids) for ids in token_ids]
         order = sorted(range(len(prompts)), key=prompts.__getitem__)
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": prompts[index]} for index in order], self._params, use_tqdm=False
-        )
+        outputs = self.steps.outputs([prompts[index] for index in order])
         scores = [0.0] * len(prompts)
         for index, output in zip(order, outputs, strict=True):
             scores[index] = _score(output, self._ids)
-            self.num_cached_tokens += output.num_cached_tokens or 0
         return scores
 
     def info(self) -> EngineInfo:
@@ -110,6 +110,7 @@ class VllmEngine:
             dtype=self._dtype,
             device=_DEVICE,
             max_batch_tokens=self._call_tokens,
+            calls_at_once=_CALLS,
             versions={"vllm": vllm_version, "torch": str(torch.__version__)},
         )
 

@@ -1,9 +1,9 @@
 """Continuous batching: prompts of all requests share calls of the engine, each of a pass or of a fraction of a second.
 
-One task fills a call with the prompts whose turn it is and runs one call at a time in the engine's own thread; the
-event loop stays free. Requests get equal shares of the tokens: each has a virtual time, which its own scored tokens
-move on, and the one that is furthest behind goes next. The first tokens of a request are free, so that a small one
-never waits for more than the call that runs, however large the others are. Knows no HTTP and no text.
+For each call that the engine takes at once, one task fills it with the prompts whose turn it is and runs it in a thread
+of the engine's own; the event loop stays free. Requests get equal shares of the tokens: each has a virtual time, which
+its own scored tokens move on, and the one that is furthest behind goes next. The first tokens of a request are free, so
+that a small one never waits for more than the calls that run, however large the others are. Knows no HTTP and no text.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class Limits:
 class _Prompt(NamedTuple):
     place: int
     ids: Sequence[int]
+
+
+_Call = list[tuple["Ticket", _Prompt]]
 
 
 class Ticket:
@@ -134,24 +137,25 @@ class Batcher:
         self,
         engine: Engine,
         *,
-        thread: Executor,
+        threads: Executor,
         pass_tokens: int,
-        call_s: float,
+        calls_at_once: int,
+        wait_s: float,
         limits: Limits,
         meters: Meters,
     ) -> None:
         """Begin to run calls.
 
         Args:
-            engine: Called in `thread` alone.
+            engine: Called in `threads` alone.
             pass_tokens: Tokens of one pass of the engine; a call takes at least as many where they wait.
-            call_s: A call takes more passes where it is expected to last no longer: between calls the engine has nothing
-                to do.
+            calls_at_once: Calls that the engine takes at a time.
+            wait_s: Calls take more passes where all that run are expected to last no longer.
         """
         self._engine = engine
-        self._thread = thread
+        self._threads = threads
         self._pass_tokens = pass_tokens
-        self._call_s = call_s
+        self._call_s = wait_s / calls_at_once
         self._free_tokens = pass_tokens // _FREE_SHARE
         self._limits = limits
         self._meters = meters
@@ -163,14 +167,18 @@ class Batcher:
         self._virtual = 0.0
         self._arrived = asyncio.Event()
         self._tokens_per_s = 0.0
+        self._last_end = 0.0
+        """When the engine gave its last scores."""
         self._failures = 0
         self._closed = False
-        self._task = asyncio.create_task(self._run(), name="batcher")
+        self._tasks = [
+            asyncio.create_task(self._run(), name="batcher") for _ in range(calls_at_once)
+        ]
 
     @property
     def is_broken(self) -> bool:
         """Whether the last calls all failed, or the batcher itself has ended."""
-        return self._failures >= _FAILURES_UNTIL_BROKEN or self._task.done()
+        return self._failures >= _FAILURES_UNTIL_BROKEN or any(task.done() for task in self._tasks)
 
     @property
     def queue_tokens(self) -> int:
@@ -232,10 +240,11 @@ class Batcher:
         self._show_queue()
 
     async def aclose(self) -> None:
-        """Give every request that is left an error, and wait for the call that runs."""
+        """Give every request that is left an error, and wait for the calls that run."""
         self._closed = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for ticket in self._tickets:
             ticket.fail(_closing())
 
@@ -253,6 +262,7 @@ class Batcher:
         return max(1, min(60, math.ceil(self.queue_tokens / self._tokens_per_s)))
 
     async def _run(self) -> None:
+        """Run one call after the other."""
         loop = asyncio.get_running_loop()
         while True:
             call = self._take()
@@ -263,7 +273,7 @@ class Batcher:
             started = time.perf_counter()
             ids = [prompt.ids for _, prompt in call]
             try:
-                scores = await loop.run_in_executor(self._thread, self._engine.score, ids)
+                scores = await loop.run_in_executor(self._threads, self._engine.score, ids)
                 if len(scores) != len(call):
                     raise AssertionError(f"{len(call)} prompts, but {len(scores)} scores")
             except Exception as error:
@@ -276,13 +286,13 @@ class Batcher:
                     self.forget(ticket)
             else:
                 self._failures = 0
-                self._count(call, time.perf_counter() - started)
+                self._count(call, started)
                 for (ticket, prompt), score in zip(call, scores, strict=True):
                     ticket.settle(prompt, score)
 
-    def _take(self) -> list[tuple[Ticket, _Prompt]]:
+    def _take(self) -> _Call:
         """Take the prompts whose turn it is, as many as one call takes."""
-        call: list[tuple[Ticket, _Prompt]] = []
+        call: _Call = []
         num_tokens = 0
         most = max(self._pass_tokens, int(self._tokens_per_s * self._call_s))
         num_active = max(1, sum(1 for ticket in self._tickets if ticket.waiting))
@@ -314,8 +324,12 @@ class Batcher:
                 self._meters.waiting.dec()
                 self._meters.running.inc()
 
-    def _count(self, call: Sequence[tuple[Ticket, _Prompt]], elapsed_s: float) -> None:
+    def _count(self, call: _Call, started: float) -> None:
         num_tokens = sum(len(prompt.ids) for _, prompt in call)
+        # Until the call before it had its scores, the engine was busy with that one.
+        now = time.perf_counter()
+        elapsed_s = now - max(started, self._last_end)
+        self._last_end = now
         self._meters.batch_tokens.observe(num_tokens)
         self._meters.pairs.inc(len(call))
         self._meters.prompt_tokens.inc(num_tokens)

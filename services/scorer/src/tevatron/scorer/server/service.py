@@ -1,6 +1,6 @@
-"""What the routes share: the model that is loaded, proved and served, its two threads, and the way of a request.
+"""What the routes share: the model that is loaded, proved and served, its threads, and the way of a request.
 
-Loading and scoring run in the engine's thread, parsing and tokenising in the text thread, a part of each request in
+Loading and scoring run in the engine's threads, parsing and tokenising in the text thread, a part of each request in
 turn; the event loop does neither.
 """
 
@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 Parsed = TypeVar("Parsed")
 
 _CLIENT_POLL_S = 0.5
-_CALL_S = 0.2
-"""Of one call of the engine, where a pass takes less: what a request may wait for before its turn."""
+_WAIT_S = 0.2
+"""What a request may wait for before its turn: the calls that the engine has, where a pass takes less."""
+_MOST_CALLS = 2
+"""Of an engine at once."""
 _PAIRS_AT_ONCE = 64
 """Pairs of one request that are rendered before it is another's turn."""
 _CHARACTERS_A_TOKEN = 4
@@ -112,7 +114,8 @@ class Service:
         self._batcher: Batcher | None = None
         self._refusal: str | None = None
         self._requests = 0
-        self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        # Threads are made as they are needed: an engine that takes one call at a time has one.
+        self._engine_threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="engine")
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._loading: asyncio.Task[None] | None = None
 
@@ -126,8 +129,8 @@ class Service:
             self._loading.cancel()
         if self._batcher is not None:
             await self._batcher.aclose()
-            await asyncio.to_thread(self._engine_thread.shutdown)
-        self._engine_thread.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(self._engine_threads.shutdown)
+        self._engine_threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._text_thread.shutdown)
 
     @property
@@ -225,7 +228,7 @@ class Service:
     async def _load_and_serve(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            served = await loop.run_in_executor(self._engine_thread, self._load)
+            served = await loop.run_in_executor(self._engine_threads, self._load)
         except ContractError as error:
             # A checkpoint that is not what it says is seen by whoever asks for readiness, not only in a log.
             logger.error("not ready: %s", error)
@@ -238,11 +241,13 @@ class Service:
         gc.collect()
         gc.freeze()
         self._served = served
+        info = served.engine.info()
         self._batcher = Batcher(
             served.engine,
-            thread=self._engine_thread,
-            pass_tokens=served.engine.info().max_batch_tokens,
-            call_s=_CALL_S,
+            threads=self._engine_threads,
+            pass_tokens=info.max_batch_tokens,
+            calls_at_once=min(info.calls_at_once, _MOST_CALLS),
+            wait_s=_WAIT_S,
             limits=Limits(
                 max_queue_tokens=self.options.max_queue_tokens, deadline_s=self.options.deadline_s
             ),

@@ -1,0 +1,114 @@
+"""vLLM's steps, in a thread of their own: calls from any thread share them.
+
+`LLM.generate` is one call at a time, and a GPU has nothing to do from one call's last step to the next one's first.
+Here the prompts of a call are scheduled beside those that another one still waits for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+from vllm import RequestOutput, SamplingParams
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+logger = logging.getLogger(__name__)
+
+
+class Steps:
+    """Runs an engine's steps for as long as this object lives."""
+
+    def __init__(self, engine: LLMEngine, params: SamplingParams) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        run = _Run(engine, params, self._calls)
+        threading.Thread(target=run.forever, daemon=True, name="vllm-steps").start()
+        # The thread knows nothing of this object, which else would never go.
+        weakref.finalize(self, self._calls.put, None)
+
+    def outputs(self, prompts: Sequence[list[int]]) -> list[RequestOutput]:
+        """Return what vLLM makes of each prompt, in the order given; called from any number of threads."""
+        if not prompts:
+            return []
+        call = _Call(prompts)
+        self._calls.put(call)
+        return call.done.result()
+
+
+class _Call:
+    """Prompts whose outputs one caller waits for."""
+
+    def __init__(self, prompts: Sequence[list[int]]) -> None:
+        self.prompts = prompts
+        self.done: Future[list[RequestOutput]] = Future()
+        self._outputs: dict[int, RequestOutput] = {}
+
+    def settle(self, place: int, output: RequestOutput) -> None:
+        """Keep an output; the last one gives the answer."""
+        self._outputs[place] = output
+        if len(self._outputs) == len(self.prompts):
+            self.done.set_result([self._outputs[place] for place in range(len(self.prompts))])
+
+
+class _Run:
+    """What the thread has."""
+
+    def __init__(
+        self, engine: LLMEngine, params: SamplingParams, calls: SimpleQueue[_Call | None]
+    ) -> None:
+        self._engine = engine
+        self._params = params
+        self._calls = calls
+        self._names = itertools.count()
+        self._waiting: dict[str, tuple[_Call, int]] = {}
+        """Prompts in the engine, by the name that it was given for each."""
+
+    def forever(self) -> None:
+        """Take calls and step while there is something to do, until the end is asked for."""
+        while True:
+            if not self._waiting or not self._calls.empty():
+                call = self._calls.get()
+                if call is None:
+                    return
+                self._add(call)
+            else:
+                self._step()
+
+    def _add(self, call: _Call) -> None:
+        try:
+            for place, prompt in enumerate(call.prompts):
+                name = str(next(self._names))
+                self._engine.add_request(name, tokens_input(prompt), self._params)
+                self._waiting[name] = call, place
+        except Exception as error:  # noqa: BLE001  whatever it is, the caller has it
+            self._drop([call], error)
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:  # noqa: BLE001  the callers have it
+            self._drop([call for call, _ in self._waiting.values()], error)
+            return
+        for output in outputs:
+            if output.finished and output.request_id in self._waiting:
+                call, place = self._waiting.pop(output.request_id)
+                call.settle(place, output)
+
+    def _drop(self, calls: list[_Call], error: Exception) -> None:
+        """Give up calls with an error, and what the engine still has of them."""
+        names = [name for name, (call, _) in self._waiting.items() if call in calls]
+        for name in names:
+            del self._waiting[name]
+        for call in dict.fromkeys(calls):
+            call.done.set_exception(error)
+        try:
+            self._engine.abort_request(names)
+        except Exception:
+            logger.exception("vLLM kept %d prompts that nobody waits for", len(names))
