@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import eight_gpus
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -150,7 +152,7 @@ def pages() -> dict[Path, str]:
     before, rest = README.read_text().split(START)
     _, after = rest.split(END)
     return {
-        PAGE: HEAD + "".join(sections),
+        PAGE: HEAD + "".join(sections) + eight_gpus.section(),
         README: f"{before}{START}\n{short_table()}\n{END}{after}",
     }
 

@@ -37,6 +37,8 @@ _8B = Case(backend="megatron", method="ours", model="qwen3-8b", gpus=2)
 _HF = dataclasses.replace(_8B, backend="hf", warmup=1, steps=3)
 _30B = dataclasses.replace(_8B, model="qwen3-30b-a3b", expert=2, lora=True)
 _4B = Case(backend="hf", method="ours", model="qwen3-4b", optimizer_step=False)
+_EIGHT = dataclasses.replace(_8B, gpus=8, warmup=1, steps=3)
+_EIGHT_30B = dataclasses.replace(_EIGHT, model="qwen3-30b-a3b", expert=8)
 _TINY = Case(backend="megatron", method="ours", model="qwen3-tiny", tokens=4096, warmup=1, steps=1)
 
 
@@ -76,6 +78,17 @@ SETS: dict[str, list[Case]] = {
         dataclasses.replace(_8B, tensor=2, recompute=True, warmup=1, steps=2),
         dataclasses.replace(_8B, gpus=1, lora=True, warmup=1, steps=2),
         dataclasses.replace(_30B, tokens=8192, warmup=1, steps=2),
+    ],
+    # The paper's own layouts; eight_gpus.py has its figures.
+    "eight": [
+        *_both(dataclasses.replace(_EIGHT, tensor=2)),
+        *_both(dataclasses.replace(_EIGHT, recompute=True)),
+        *_both(dataclasses.replace(_EIGHT, backend="hf", fsdp="full_shard", recompute=True)),
+        *_both(dataclasses.replace(_EIGHT, backend="hf", fsdp="shard_grad_op", recompute=True)),
+        *_both(dataclasses.replace(_EIGHT, tensor=2, lora=True)),
+        *_both(dataclasses.replace(_EIGHT_30B, lora=True), micro_batch=1),
+        *_both(dataclasses.replace(_EIGHT_30B, tokens=8192), micro_batch=1),
+        _EIGHT,  # which the paper does not have: its padded passes need the recomputation
     ],
     # Seconds: does every path run at all?
     "smoke": [
