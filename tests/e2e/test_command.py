@@ -65,6 +65,21 @@ def test_one_file_goes_from_a_base_model_to_a_table(running, sample, tiny_model)
     assert len(json.loads(again.stdout)) == 3
 
 
+def test_a_scorer_stands_for_jobs(running):
+    """It serves what the test before this one trained."""
+    started = running.run("scorers", "start", "fit", "--name", "standing")
+    assert started.returncode == 0, started.stderr
+    words = ["submit", "eval", "--dataset", "sample", "--scorer", "standing", "--depth", "3"]
+    done = running.run(*words, "--name", "by-it", "--follow")
+    assert done.returncode == 0, done.stderr
+    compared = json.loads(running.run("results", "by-it", "reranked", "--json").stdout)
+    assert all(metric["num_same"] == 3 for metric in compared["metrics"])
+    assert running.run("scorers", "stop", "standing").returncode == 0
+    listed = json.loads(running.run("scorers", "list", "--json").stdout)
+    (row,) = [one for one in listed if one["name"] == "standing"]
+    assert (row["id"], row["state"] in ("stopping", "stopped")) == (started.stdout.strip(), True)
+
+
 def test_cancelled_job_ends_and_one_unknown_job_does_not_spare_the_others(
     running, sample, tiny_model
 ):

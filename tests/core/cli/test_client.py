@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
 
-    do_GET = do_POST = _answer  # noqa: N815  http.server's names
+    do_GET = do_POST = do_DELETE = _answer  # noqa: N815  http.server's names
 
     def log_message(self, *_):
         pass

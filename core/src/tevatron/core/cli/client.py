@@ -31,8 +31,15 @@ from tevatron.core.contracts.resources import (
     ModelResource,
     Page,
     Resource,
+    ScorerRequest,
     ScorerResource,
     SubmittedJobs,
+)
+from tevatron.core.contracts.webhooks import (
+    DeliveryResource,
+    NewWebhook,
+    WebhookRequest,
+    WebhookResource,
 )
 from tevatron.core.errors import ConfigError, TevatronError, UnavailableError
 from tevatron.core.settings import Settings
@@ -253,9 +260,39 @@ class Client:
         """Return the published checkpoints."""
         return self._list("/v1/checkpoints", CheckpointResource)
 
+    def request_scorer(self, request: ScorerRequest) -> ScorerResource:
+        """Ask for a scorer; it is not ready yet."""
+        body = request.model_dump(mode="json", exclude_none=True)
+        return ScorerResource.model_validate(self._send("POST", "/v1/scorers", body=body))
+
+    def scorer(self, ref: str) -> ScorerResource:
+        """Return a scorer, by id or name."""
+        return ScorerResource.model_validate(self._send("GET", f"/v1/scorers/{ref}"))
+
     def scorers(self) -> list[ScorerResource]:
         """Return the scorers."""
         return self._list("/v1/scorers", ScorerResource)
+
+    def release_scorer(self, ref: str) -> ScorerResource:
+        """Let a scorer go."""
+        return ScorerResource.model_validate(self._send("DELETE", f"/v1/scorers/{ref}"))
+
+    def add_webhook(self, request: WebhookRequest) -> NewWebhook:
+        """Have a URL told how jobs end; the answer has the secret, this once."""
+        body = request.model_dump(mode="json", exclude_none=True)
+        return NewWebhook.model_validate(self._send("POST", "/v1/webhooks", body=body))
+
+    def webhooks(self) -> list[WebhookResource]:
+        """Return the webhooks."""
+        return self._list("/v1/webhooks", WebhookResource)
+
+    def deliveries(self, ref: str) -> list[DeliveryResource]:
+        """Return what was or is to be sent to a webhook."""
+        return self._list(f"/v1/webhooks/{ref}/deliveries", DeliveryResource)
+
+    def remove_webhook(self, ref: str) -> None:
+        """End a webhook."""
+        self._send("DELETE", f"/v1/webhooks/{ref}")
 
     def evaluations(self, *, job_id: str | None = None) -> list[EvaluationResource]:
         """Return the evaluations, newest first."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tevatron.core.cli import jobs, registry, submit
+from tevatron.core.cli import jobs, registry, scorers, submit, webhooks
 from tevatron.core.cli.plan import plan
 from tevatron.core.errors import TevatronError
 
@@ -32,6 +32,8 @@ app.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_
 app.add_typer(registry.models, name="models")
 app.add_typer(registry.datasets, name="datasets")
 app.add_typer(registry.checkpoints, name="checkpoints")
+app.add_typer(scorers.app, name="scorers")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(registry.keys, name="keys")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -38,6 +38,8 @@ METRIC_KINDS = (
 )
 
 Printed = TypeVar("Printed", bound=BaseModel)
+Columns = Mapping[str, Callable[[Printed], str]]
+"""What a table's columns are called, and what stands in them for a resource."""
 
 
 def print_json(content: JsonValue) -> None:
@@ -80,6 +82,15 @@ def print_rows(rows: Sequence[Mapping[str, str]], *columns: str) -> None:
     for row in rows:
         _add(made, *(row[column] for column in columns))
     print_table(made)
+
+
+def show(found: Sequence[Printed], columns: Columns[Printed], *, json: bool) -> None:
+    """Write resources as a table, or as JSON."""
+    if json:
+        print_json(dump(found))
+        return
+    rows = [{name: text(entry) for name, text in columns.items()} for entry in found]
+    print_rows(rows, *columns)
 
 
 def print_jobs(jobs: Sequence[JobResource]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,18 +14,13 @@ from tevatron.core.cli.jobs import Json, connect
 from tevatron.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
+    from tevatron.core.cli.output import Columns
     from tevatron.core.contracts.resources import (
         CheckpointResource,
         DatasetResource,
         ModelResource,
     )
     from tevatron.core.store.keys import KeyRepository
-
-Item = TypeVar("Item", bound="BaseModel")
-Columns = Mapping[str, Callable[[Item], str]]
-"""What a table's columns are called, and what stands in them for a resource."""
 
 models = typer.Typer(help="Base models.", no_args_is_help=True)
 datasets = typer.Typer(help="Datasets.", no_args_is_help=True)
@@ -79,6 +74,8 @@ def add_model(
 @models.command("list")
 def list_models(json: Json = False) -> None:
     """List the registered models."""
+    from tevatron.core.cli import output  # rich is heavy
+
     with connect() as client:
         found = client.models()
     columns: Columns[ModelResource] = {
@@ -86,7 +83,7 @@ def list_models(json: Json = False) -> None:
         "name": lambda entry: entry.name,
         "source": lambda entry: entry.path or f"{entry.hub_id}@{entry.revision}",
     }
-    _show(found, columns, json=json)
+    output.show(found, columns, json=json)
 
 
 @datasets.command("add")
@@ -134,6 +131,8 @@ def add_dataset(  # noqa: PLR0913  a command's options
 @datasets.command("list")
 def list_datasets(json: Json = False) -> None:
     """List the registered datasets."""
+    from tevatron.core.cli import output  # rich is heavy
+
     with connect() as client:
         found = client.datasets()
     columns: Columns[DatasetResource] = {
@@ -143,7 +142,7 @@ def list_datasets(json: Json = False) -> None:
         "state": lambda entry: entry.state,
         "source": lambda entry: _hub_source(entry) or entry.url or entry.path,
     }
-    _show(found, columns, json=json)
+    output.show(found, columns, json=json)
 
 
 def _hub_source(entry: DatasetResource) -> str | None:
@@ -155,6 +154,8 @@ def _hub_source(entry: DatasetResource) -> str | None:
 @checkpoints.command("list")
 def list_checkpoints(json: Json = False) -> None:
     """List the published checkpoints, the newest first."""
+    from tevatron.core.cli import output  # rich is heavy
+
     with connect() as client:
         found = client.checkpoints()
     columns: Columns[CheckpointResource] = {
@@ -163,17 +164,7 @@ def list_checkpoints(json: Json = False) -> None:
         "base model": lambda entry: str(entry.contract.get("base_model", "-")),
         "under TEVATRON_DATA": lambda entry: entry.path,
     }
-    _show(found, columns, json=json)
-
-
-def _show(found: Sequence[Item], columns: Columns[Item], *, json: bool) -> None:
-    from tevatron.core.cli import output  # rich is heavy
-
-    if json:
-        output.print_json(output.dump(found))
-        return
-    rows = [{name: text(entry) for name, text in columns.items()} for entry in found]
-    output.print_rows(rows, *columns)
+    output.show(found, columns, json=json)
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from tevatron.core.cli.matrix import expand, read_matrix
 from tevatron.core.cli.study import Study, make_study
 from tevatron.core.contracts.jobs import JobGroup, JobKind, JobSpec, Name
 from tevatron.core.contracts.megatron import MegatronArguments
-from tevatron.core.contracts.resources import DatasetRequest, ModelRequest
+from tevatron.core.contracts.resources import DatasetRequest, ModelRequest, ScorerRequest
 from tevatron.core.contracts.train import TrainArguments, aliases
+from tevatron.core.contracts.webhooks import WebhookRequest
 from tevatron.core.errors import ConfigError, FormatError, unknown_name
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -170,6 +171,17 @@ def dataset_request(
 def upload_request(name: str, *, kind: str) -> DatasetRequest:
     """Return the registration of a dataset whose content is sent next."""
     return _check(DatasetRequest, {"name": name, "kind": kind}, what="dataset")
+
+
+def scorer_request(content: Mapping[str, JsonValue]) -> ScorerRequest:
+    """Return the request of a scorer with what is given."""
+    given = {name: value for name, value in content.items() if value is not None}
+    return _check(ScorerRequest, given, what="scorer")
+
+
+def webhook_request(url: str, *, name: str | None) -> WebhookRequest:
+    """Return the request of a webhook."""
+    return _check(WebhookRequest, {"url": url, "name": name}, what="webhook")
 
 
 def train_arguments(words: Sequence[str]) -> dict[str, JsonValue]:

@@ -146,6 +146,9 @@ def submit_eval(  # noqa: PLR0913  a command's options
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Rerank with this checkpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="Rerank with this registered model.")] = None,
+    scorer: Annotated[
+        list[str] | None, typer.Option(help="Rerank with a scorer that is there; several times.")
+    ] = None,
     prompt_template: Annotated[str | None, typer.Option(help="Template of the model.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest prompt of the model.")] = None,
     engine: Annotated[str | None, typer.Option(help="What scores: hf or vllm.")] = None,
@@ -182,6 +185,7 @@ def submit_eval(  # noqa: PLR0913  a command's options
     rerank: dict[str, JsonValue] = {
         "checkpoint": checkpoint,
         "model": model,
+        "scorers": list(scorer) if scorer else None,
         "prompt_template": prompt_template,
         "max_length": max_length,
         "engine": engine,
