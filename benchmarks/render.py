@@ -28,6 +28,7 @@ OPTIONAL = (
     "share_of_peak",
     "peak_gib",
     "score_difference",
+    "engine",
     "note",
 )
 HEAD = """# Benchmarks

@@ -82,7 +82,9 @@ def _row(
     reference: dict[str, object] | None,
 ) -> dict[str, object]:
     more: dict[str, object] = {
-        key: found[key] for key in ("p50_ms", "p95_ms", "p99_ms", "peak_gib") if key in found
+        key: found[key]
+        for key in ("p50_ms", "p95_ms", "p99_ms", "peak_gib", "engine")
+        if key in found
     }
     if reference is not None and method != "reference" and how == "offline":
         pairs = list(zip(reference["scores"], found["scores"], strict=True))  # type: ignore[call-overload]
@@ -137,7 +139,9 @@ def offline(args: argparse.Namespace) -> dict[str, object]:
         ),
     )
     engine = load(options).engine
-    return _timed([_ids(one, renderer) for one in rounds], engine.score)
+    found = _timed([_ids(one, renderer) for one in rounds], engine.score)
+    versions = engine.info().versions.items()
+    return {**found, "engine": ", ".join(f"{name} {number}" for name, number in versions)}
 
 
 def reference(args: argparse.Namespace) -> dict[str, object]:
@@ -335,7 +339,7 @@ def _add(rows: list[dict[str, object]]) -> None:
     path = RESULTS / "score_throughput.json"
     before = json.loads(path.read_text()) if path.exists() else []
     gpus = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    packages = ("torch", "transformers", "vllm")
+    packages = ("torch", "transformers")
     written = json.loads(
         write_rows("score_throughput", rows, packages=packages, gpus=gpus).read_text()
     )
