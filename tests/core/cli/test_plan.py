@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
 
+import pytest
 from tests.core.test_model_shape import QWEN3_8B
 from typer.testing import CliRunner
 
 from tevatron.core.cli.main import app
+from tevatron.core.errors import ConfigError
 
 
 def plan(tmp_path: Path, *words: str) -> str:
@@ -41,6 +43,18 @@ def test_the_default_is_the_hf_backend_as_for_a_job(tmp_path: Path):
 def test_where_nothing_fits_it_says_what_may_help(tmp_path: Path):
     output = plan(tmp_path, "--gpus", "1", "--gpu-gib", "24", "--dtype", "bfloat16")
     assert "no layout fits these GPUs: try --gradient_checkpointing" in output
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "0", "-3"])
+def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str):
+    with pytest.raises(ConfigError, match="memory in GiB is above 0 and finite, got"):
+        plan(tmp_path, "--gpu-gib", size)
+
+
+@pytest.mark.parametrize("flag", ["learning_rate", "num_train_epochs", "weight_decay"])
+def test_an_infinite_flag_is_refused_by_name(tmp_path: Path, flag: str):
+    with pytest.raises(ConfigError, match=f"{flag}: Input should be a finite number, got 'inf'"):
+        plan(tmp_path, f"--{flag}", "inf")
 
 
 def test_a_jobs_file_and_json(tmp_path: Path):

@@ -51,7 +51,11 @@ class Spec(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, populate_by_name=True, use_attribute_docstrings=True
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
     )
 
 

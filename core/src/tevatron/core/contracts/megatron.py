@@ -12,7 +12,9 @@ from tevatron.core.layout import Layout
 class MegatronArguments(BaseModel):
     """How a model is cut over ranks, and what only Megatron has."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     # The layout
     tensor_model_parallel_size: int = Field(default=1, ge=1)

@@ -39,7 +39,9 @@ TrackerName = Literal["wandb", "mlflow"]
 class TrainArguments(BaseModel):
     """What a training run can be told. Lengths in tokens, batch sizes in queries."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     # The prompt
     prompt_template: str = "tevatron"

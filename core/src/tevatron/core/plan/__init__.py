@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from tevatron.core.contracts.plan import GIB, Plan
@@ -26,7 +27,9 @@ PLANNERS: dict[str, Planner] = {"hf": hf, "megatron": megatron}
 def make_plan(
     shape: ModelShape, arguments: TrainArguments, *, backend: str, num_gpus: int, gpu_gib: float
 ) -> Plan:
-    """Return the backend's plan; an unknown backend or an impossible layout is a `ConfigError`."""
+    """Return the backend's plan; an unknown backend, an impossible layout or no size of a GPU is a `ConfigError`."""
+    if not 0 < gpu_gib < math.inf:
+        raise ConfigError(f"a GPU's memory in GiB is above 0 and finite, got {gpu_gib:g}")
     if backend not in PLANNERS:
         raise ConfigError(unknown_name("backend", backend, PLANNERS))
     gpu_bytes = round(gpu_gib * GIB)
