@@ -206,7 +206,15 @@ def test_who_comes_late_with_more_prompts_has_saved_nothing_up():
     _run(test, engine)
 
 
-def test_no_score_is_lost_doubled_or_given_to_another():
+@pytest.mark.parametrize("calls", [1, 2])
+def test_no_score_is_lost_doubled_or_given_to_another(calls):
+    class Uneven(FakeEngine):
+        """Of two calls at a time the second may be done first."""
+
+        def score(self, token_ids):
+            time.sleep(draw.random() / 100)
+            return super().score(token_ids)
+
     draw = random.Random(3)
     prompts = [
         [[draw.randrange(1000) for _ in range(draw.randint(1, 400))] for _ in range(size)]
@@ -218,7 +226,7 @@ def test_no_score_is_lost_doubled_or_given_to_another():
         assert got == [FakeEngine().score(one) for one in prompts]
         assert batcher.queue_tokens == 0
 
-    _run(test, FakeEngine(), max_queue_tokens=10**9)
+    _run(test, Uneven(), max_queue_tokens=10**9, calls=calls)
 
 
 def test_a_prompt_that_is_longer_than_a_call_runs_alone():
@@ -286,6 +294,30 @@ def test_a_deadline_ends_a_request_in_the_middle_and_says_how_far_it_came():
         assert batcher.queue_tokens == 0
 
     _run(test, engine, deadline_s=0.5)
+
+
+def test_a_request_whose_one_call_fails_has_the_error_though_another_ends_well():
+    class Moody(_Steps):
+        def score(self, token_ids):
+            scores = super().score(token_ids)
+            if token_ids[0][1] == 0:
+                raise RuntimeError("out of memory")
+            return scores
+
+    engine = Moody()
+
+    async def test(batcher):
+        asked = _ask(batcher, _prompts(1, 20, 100))
+        await engine.wait_for_call()
+        await engine.wait_for_call()
+        engine.step(2)
+        with pytest.raises(EngineFailedError, match="out of memory"):
+            await asked
+        engine.step()
+        assert await _ask(batcher, [[2, 1, 7]]) == FakeEngine().score([[2, 1, 7]])
+        assert not batcher.is_broken
+
+    _run(test, engine, calls=2)
 
 
 def test_a_failure_of_the_engine_fails_who_was_in_that_call_only():
