@@ -67,10 +67,11 @@ def measure_model(args: argparse.Namespace, name: str, folder: Path) -> Iterator
         )
         if method == "reference":
             reference = found
-        yield _row(name, method, "offline", found, active, reference)
+        compiled = ", compiled" * (args.compile and method == "hf")
+        yield _row(name, method, f"offline{compiled}", found, active, reference)
         if method != "reference":
             served = {**found, **over_http(args, method, folder, python)}
-            yield _row(name, method, "HTTP", served, active, reference)
+            yield _row(name, method, f"HTTP{compiled}", served, active, reference)
 
 
 def _row(
@@ -86,7 +87,7 @@ def _row(
         for key in ("p50_ms", "p95_ms", "p99_ms", "peak_gib", "engine")
         if key in found
     }
-    if reference is not None and method != "reference" and how == "offline":
+    if reference is not None and method != "reference" and how.startswith("offline"):
         pairs = list(zip(reference["scores"], found["scores"], strict=True))  # type: ignore[call-overload]
         spread = statistics.pstdev(reference["scores"])  # type: ignore[arg-type]
         largest = max(abs(one - other) for one, other in pairs)
