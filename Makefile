@@ -85,7 +85,7 @@ up: install
 	@"$(BIN)/tevatron" up
 
 openapi: install
-	"$(BIN)/python" -m tevatron.api.openapi docs/openapi.json
+	"$(BIN)/python" scripts/openapi.py docs/openapi.json
 
 # make bench-demo runs benchmarks/demo.py, and so on.
 bench-%: install

@@ -1,13 +1,7 @@
-"""The OpenAPI document: what FastAPI finds, the security scheme, and problem documents in place of its own errors.
-
-`python -m tevatron.api.openapi [FILE]` writes it; `docs/openapi.json` is that file.
-"""
+"""The OpenAPI document: what FastAPI finds, the security scheme, and problem documents in place of its own errors."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -54,23 +48,3 @@ def document(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             operation["security"] = [] if path in OPEN_PATHS else [{"key": []}]
     return found
-
-
-def main() -> None:
-    """Write the document of this build to the file named on the command line, or to standard output."""
-    # Imported here: the application itself imports this module.
-    from sqlalchemy import create_engine
-
-    from tevatron.api.app import create_app
-    from tevatron.core.settings import Settings
-
-    app = create_app(Settings(), create_engine("postgresql+psycopg://"))
-    text = json.dumps(app.openapi(), indent=2, ensure_ascii=True) + "\n"
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text)
-    else:
-        sys.stdout.write(text)
-
-
-if __name__ == "__main__":
-    main()
