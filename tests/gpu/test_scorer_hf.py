@@ -8,6 +8,8 @@ from tests.support.tiny_model import tiny_folder
 from transformers import AutoModelForCausalLM
 
 from tevatron.core.contracts.train import Head
+from tevatron.core.nn.forward import YesNoHead, score_packed
+from tevatron.core.nn.loading import load_model
 from tevatron.core.prompts import AnswerIds
 from tevatron.scorer.engines import EngineFlags, EngineOptions, get_engine
 
@@ -73,3 +75,18 @@ def test_passes_of_other_shapes_are_not_compiled_again(folder, prompts):
     with torch._dynamo.config.patch(error_on_recompile=True):
         engine.score(prompts[3:150])
         engine.score(prompts[::-1])
+
+
+def test_a_pass_is_launched_without_waiting_for_the_gpu(folder, prompts):
+    """Else the next one is launched when the GPU has nothing to do any more."""
+    model = load_model(folder, Head.YES_NO, dtype="bfloat16", device="cuda")
+    head = YesNoHead(yes=IDS.yes, no=IDS.no)
+    with torch.no_grad():
+        expected = score_packed(model, prompts[:20], head)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = score_packed(model, prompts[:20], head)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from tevatron.core.nn.sending import sent
+
 ATTENTION = "tevatron_packed"
 """Name under which the function is registered; no mask is made for it, since none is registered beside it."""
 
@@ -34,11 +36,6 @@ _windows: ContextVar[list[int | None] | None] = ContextVar(
 # torch 2.11, which the Megatron environment has, takes fewer key heads without being told.
 _ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on the device, without waiting for what a GPU still has to do before it gets there."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @dataclass(frozen=True, slots=True)

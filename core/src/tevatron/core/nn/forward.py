@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tevatron.core.errors import ConfigError
-from tevatron.core.nn.attention import Segments, sent
+from tevatron.core.nn.attention import Segments
+from tevatron.core.nn.sending import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ def score_padded(
     rows = [[*prompt, *([prompt[-1]] * (width - len(prompt)))] for prompt in prompts]
     hidden_PSH = _hidden(
         model,
-        input_ids=torch.tensor(rows, device=device),
+        input_ids=sent(torch.tensor(rows), device),
         position_ids=torch.arange(width, device=device).expand(len(rows), -1),
         segments=None,
     )
-    last_P = torch.tensor(lengths, device=device) - 1
+    last_P = sent(torch.tensor(lengths) - 1, device)
     return project(model, hidden_PSH[torch.arange(len(rows), device=device), last_P], head)
 
 
@@ -111,7 +112,7 @@ def project(model: PreTrainedModel, hidden_PH: Tensor, head: ScoreHead) -> Tenso
 def _answer_logits(model: PreTrainedModel, hidden_PH: Tensor, head: YesNoHead) -> Tensor:
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     assert isinstance(output, nn.Linear), "load_model checks the head"
-    rows = torch.tensor([head.yes, head.no], device=hidden_PH.device)
+    rows = sent(torch.tensor([head.yes, head.no]), hidden_PH.device)
     bias = None if output.bias is None else output.bias.index_select(0, rows).float()
     weight_2H = output.weight.index_select(0, rows).float()
     logits_P2 = nn.functional.linear(hidden_PH.float(), weight_2H, bias)

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
 
 from tevatron.core.contracts.jobs import Phase
+from tevatron.core.nn.sending import sent
 from tevatron.core.packing import pack
 from tevatron.trainer.program.backends.hf import snapshot
 from tevatron.trainer.program.context import Run
@@ -134,7 +135,7 @@ class RerankTrainer(Trainer):
         scores_NG: Tensor = model(prompts).view(len(groups), -1)
         teacher_NG = None
         if groups[0].teacher is not None:
-            teacher_NG = torch.tensor([group.teacher for group in groups], device=scores_NG.device)
+            teacher_NG = sent(torch.tensor([group.teacher for group in groups]), scores_NG.device)
         losses_N: Tensor = self._loss.function(scores_NG, teacher_NG, self._temperatures)
         # DDP and FSDP take the mean over ranks: times their number, it is the sum over all groups of the step.
         weight = self.args.world_size / groups[0].num_groups

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.nn.forward import YesNoHead
+from tevatron.core.nn.sending import sent
 from tevatron.trainer.program.backends.megatron.adapted import shared_adapters, sum_gradients
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 from tevatron.trainer.program.backends.megatron.optimizer import set_rate
@@ -80,11 +81,7 @@ class Engine:
         # Ranks meet in every pass: in the stages of the pipeline and where tokens are sent to their experts.
         num_passes = self.ranks.most(len(passes))
         passes += [[]] * (num_passes - len(passes))
-        losses = self._run(
-            [self._pass(one, packed=self.arguments.packing) for one in passes],
-            partial(self._loss, num_passes),
-            forward_only=False,
-        )
+        losses = self._run(passes, partial(self._loss, num_passes), forward_only=False)
         _, grad_norm, _ = self.optimizer.step()
         total = float(sum(float(loss) for loss in losses)) if losses else 0.0
         # Every tensor- and context-parallel rank of the last stage has the same loss; the other stages have none.
@@ -107,13 +104,12 @@ class Engine:
             )
             for indices in bins
         ]
-        packed = self.arguments.packing
-        made = [self._pass([group], packed=packed) for group in groups]
+        passes = [[group] for group in groups]
         # Experts are met in every pass, also by a replica that has no prompts left.
-        idle = [self._pass([], packed=packed)] * (self.ranks.most(len(made)) - len(made))
+        passes += [[]] * (self.ranks.most(len(passes)) - len(passes))
         with torch.no_grad():
             found = self._run(
-                [*made, *idle],
+                passes,
                 lambda made, scores_P: (scores_P.sum(), scores_P),
                 forward_only=True,
             )
@@ -124,13 +120,14 @@ class Engine:
             scores[order] = torch.cat(found)[: len(order)].to(scores)
         # As many ranks of a replica have them as share the last stage.
         torch.distributed.all_reduce(scores, group=parallel_state.get_model_parallel_group())
-        return [float(score) / self.ranks.layout.tensor for score in scores]
+        own: list[float] = (scores / self.ranks.layout.tensor).tolist()
+        return own
 
-    def _pass(self, groups: list[Group], *, packed: bool) -> Pass:
+    def _pass(self, groups: list[Group]) -> Pass:
         config = self.model.config
         return make_pass(
             groups,
-            packed=packed,
+            packed=self.arguments.packing,
             pad_to_multiple_of=self.arguments.pad_to_multiple_of,
             num_shards=self.ranks.layout.tensor if config.sequence_parallel else 1,
             cut=Cut(
@@ -142,7 +139,7 @@ class Engine:
 
     def _run(
         self,
-        passes: list[Pass],
+        passes: list[list[Group]],
         reduce: Callable[[Pass, Tensor], tuple[Tensor, Tensor]],
         *,
         forward_only: bool,
@@ -150,7 +147,8 @@ class Engine:
         """Run the schedule; returns what `reduce` keeps of each pass, on the last stage only."""
         results: list[Tensor] = get_forward_backward_func()(
             forward_step_func=partial(self._forward, reduce),
-            data_iterator=iter(passes),
+            # A pass's tensors are made while a GPU works on the one before.
+            data_iterator=(self._pass(groups) for groups in passes),
             model=self.model.chunks,
             num_microbatches=len(passes),
             # Both are of no meaning with rows of any length.
@@ -186,9 +184,8 @@ class Engine:
         scores_NG = scores_P.view(len(made.groups), -1)
         teacher_NG = None
         if made.groups[0].teacher is not None:
-            teacher_NG = torch.tensor(
-                [group.teacher for group in made.groups], device=scores_NG.device
-            )
+            teacher = torch.tensor([group.teacher for group in made.groups])
+            teacher_NG = sent(teacher, scores_NG.device)
         temperatures = Temperatures(
             student=self.arguments.student_temp, teacher=self.arguments.teacher_temp
         )

@@ -21,6 +21,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from tevatron.core.contracts.train import TrainArguments
+from tevatron.core.nn.sending import sent
 from tevatron.core.packing import pack
 from tevatron.trainer.program.data.groups import Group
 
@@ -112,11 +113,11 @@ def _packed(
     is_padding = torch.ones(len(ids), dtype=torch.bool)
     for start, end in zip(starts.tolist(), ends.tolist(), strict=False):
         is_padding[start:end] = False
-    bounds = starts.to(device, torch.int32)
+    bounds = sent(starts.to(torch.int32), device)
     return Pass(
         groups=groups,
-        input_ids=torch.tensor([ids])[:, own_T].to(device),
-        position_ids=place[own_T].unsqueeze(0).to(device),
+        input_ids=sent(torch.tensor([ids])[:, own_T], device),
+        position_ids=sent(place[own_T].unsqueeze(0), device),
         last=_last_tokens(ends - 1, own_T, cut, device),
         packing=PackedSeqParams(
             qkv_format="thd",
@@ -125,7 +126,7 @@ def _packed(
             max_seqlen_q=max(widths),
             max_seqlen_kv=max(widths),
         ),
-        is_padding=is_padding[own_T].unsqueeze(0).to(device),
+        is_padding=sent(is_padding[own_T].unsqueeze(0), device),
     )
 
 
@@ -150,10 +151,10 @@ def own_tokens(starts: Tensor, cut: Cut) -> Tensor:
 
 def _last_tokens(last_P: Tensor, own_T: Tensor, cut: Cut, device: torch.device) -> LastTokens:
     if cut.size == 1:
-        return LastTokens(last_P.to(device), None)
+        return LastTokens(sent(last_P, device), None)
     place_P = torch.searchsorted(own_T, last_P).clamp(max=len(own_T) - 1)
     is_own = own_T[place_P] == last_P
-    return LastTokens(place_P.to(device), is_own.to(device))
+    return LastTokens(sent(place_P, device), sent(is_own, device))
 
 
 def _padded(
@@ -164,11 +165,12 @@ def _padded(
     rows = [[*prompt, *([0] * (width - len(prompt)))] for prompt in prompts]
     place_S = torch.arange(width)
     num_rows = len(rows)
+    last_P = (lengths_P - 1) * num_rows + torch.arange(num_rows)
     return Pass(
         groups=groups,
-        input_ids=torch.tensor(rows).to(device),
-        position_ids=place_S.expand(num_rows, -1).to(device),
-        last=LastTokens(((lengths_P - 1) * num_rows + torch.arange(num_rows)).to(device), None),
+        input_ids=sent(torch.tensor(rows), device),
+        position_ids=sent(place_S.expand(num_rows, -1), device),
+        last=LastTokens(sent(last_P, device), None),
         packing=None,
-        is_padding=(place_S >= lengths_P.unsqueeze(1)).to(device),
+        is_padding=sent(place_S >= lengths_P.unsqueeze(1), device),
     )

@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 
 from tevatron.core.errors import ConfigError
 from tevatron.core.nn.forward import YesNoHead
+from tevatron.core.nn.sending import sent
 from tevatron.trainer.program.backends.megatron.passes import LastTokens
 
 REFUSED = ("logits_scaling", "logit_scale", "lm_head_multiplier")
@@ -97,11 +98,9 @@ class AnswerScores:
         first = parallel_state.get_tensor_model_parallel_rank() * num_rows
         rows = [self.head.yes - first, self.head.no - first]
         is_own = [0 <= row < num_rows for row in rows]
-        index = torch.tensor(
-            [row if own else 0 for row, own in zip(rows, is_own, strict=True)],
-            device=hidden_PH.device,
-        )
-        own_2 = torch.tensor(is_own, device=hidden_PH.device, dtype=torch.float32)
+        kept = torch.tensor([row if own else 0 for row, own in zip(rows, is_own, strict=True)])
+        index = sent(kept, hidden_PH.device)
+        own_2 = sent(torch.tensor(is_own, dtype=torch.float32), hidden_PH.device)
         logits_P2 = hidden_PH @ weight_VH.index_select(0, index).float().t()
         if bias_V is not None:
             logits_P2 = logits_P2 + bias_V.index_select(0, index).float()
