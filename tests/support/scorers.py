@@ -75,7 +75,7 @@ def _wait_until_ready(url):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            if httpx.get(f"{url}/ready", trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/ready", trust_env=False, verify=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass
