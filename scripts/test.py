@@ -32,6 +32,8 @@ def main() -> int:
     """Run pytest; the exit status is its own."""
     # Hundreds of processes import our sources: each would compile them anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Tiny models gain nothing by threads, which only wait for each other while other processes work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     skipped = SkippedTests()
     # tests/conftest.py says what is shared out, and in which order.
     workers = NUM_WORKERS if NUM_WORKERS > 1 else 0

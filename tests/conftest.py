@@ -1,7 +1,7 @@
 """Fixtures on the real parts: one Postgres and one Valkey for the whole run, an empty database for each test.
 
 Use from any test folder:
-- `sessions`, `engine`: a database of this test's own, built by the migrations (cloned from a template);
+- `sessions`, `engine`: a database of this test's own, built by the migrations (emptied, see `tests/support/databases.py`);
   `database_url` is its URL, for child processes.
 - `broker_url`: the Valkey of the run, emptied for this test.
 - `settings`: both, data below `tmp_path`, and short times; `settings.model_copy(update={...})` for others.
@@ -11,25 +11,23 @@ Helpers are imported as `tests.support.<module>`. With pytest-xdist all of this 
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 import redis
 from pydantic import SecretStr
 from sqlalchemy import Engine, make_url
-from sqlalchemy.engine import URL
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # so that `tests.support` is found under --import-mode=importlib
 
+from tests.support.databases import Databases  # noqa: E402
 from tests.support.processes import settings_environment  # noqa: E402
 
 from tevatron.core.cli.stack.postgres import EmbeddedPostgres  # noqa: E402
@@ -38,7 +36,6 @@ from tevatron.core.settings import Settings  # noqa: E402
 from tevatron.core.store.session import Sessions, make_engine, make_sessions, migrate  # noqa: E402
 
 TEMPLATE = "tevatron"
-_numbers = itertools.count(1)
 
 TOGETHER = (
     ("tests/integration/",),
@@ -91,22 +88,19 @@ def valkey_url() -> Iterator[str]:
             server.stop()
 
 
-def _execute(url: URL, statement: str) -> None:
-    with psycopg.connect(
-        url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False),
-        autocommit=True,
-    ) as connection:
-        connection.execute(statement)  # type: ignore[arg-type]
+@pytest.fixture(scope="session")
+def databases(postgres_url: str) -> Iterator[Databases]:
+    found = Databases(make_url(postgres_url), TEMPLATE)
+    yield found
+    found.close()
 
 
 @pytest.fixture
-def database_url(postgres_url: str) -> Iterator[str]:
-    """Make a database of the test's own, and drop it even while clients are connected."""
-    name = f"test_{next(_numbers)}"
-    server = make_url(postgres_url)
-    _execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
-    yield server.set(database=name).render_as_string(hide_password=False)
-    _execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
+def database_url(postgres_url: str, databases: Databases) -> Iterator[str]:
+    """Take a database of the test's own, and end the clients that it still has afterwards."""
+    name = databases.take()
+    yield make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+    databases.give_back(name)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 from sqlalchemy import Engine
+from tests.support.uvicorn_server import Server
 
 from tevatron.api.app import create_app
 from tevatron.core.settings import Settings
@@ -73,7 +74,7 @@ def server_url(app: FastAPI) -> Iterator[str]:
     """Serve the application on a free port, in a thread of this process."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -88,7 +89,7 @@ def server_url(app: FastAPI) -> Iterator[str]:
 
 @pytest.fixture
 def client(server_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server_url, timeout=30) as client:
+    with httpx.Client(base_url=server_url, timeout=30, verify=False) as client:
         yield client
 
 
@@ -112,7 +113,7 @@ def client_of(server_url: str) -> Iterator[Callable[[str], httpx.Client]]:
         def make(secret: str) -> httpx.Client:
             headers = {"Authorization": f"Bearer {secret}"}
             return stack.enter_context(
-                httpx.Client(base_url=server_url, headers=headers, timeout=30)
+                httpx.Client(base_url=server_url, headers=headers, timeout=30, verify=False)
             )
 
         yield make

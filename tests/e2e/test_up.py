@@ -105,7 +105,7 @@ def test_each_killed_service_comes_back_and_jobs_run(stack, sample):
 
 def _is_ready(stack):
     try:
-        return httpx.get(f"{stack.file['url']}/readyz").status_code == 200
+        return httpx.get(f"{stack.file['url']}/readyz", verify=False).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -44,7 +44,7 @@ class _Quiet(uvicorn.Server):
 
 def _is_ready(listener):
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/ready"
-    return httpx.get(url, trust_env=False).status_code == 200
+    return httpx.get(url, trust_env=False, verify=False).status_code == 200
 
 
 @pytest.fixture

@@ -23,12 +23,6 @@ def settings(settings):
     return settings.model_copy(update={"lease_s": 30.0})
 
 
-@pytest.fixture
-def host(host):
-    host.lease_s = 30.0
-    return host
-
-
 def reranked(**changes):
     return Rerank(model="m", prompt_template="tevatron", **changes)
 

@@ -291,6 +291,7 @@ def test_host_that_dies_in_the_middle_leaves_the_scorer_to_another(jobs, make_ho
             gone.wait(30)
 
     first.prepare = lambda scorer: setattr(scorer, "before_answer", hang_at_the_third)
+    first.lease_s = 1.0
     first.start()
     job_id = jobs.submit(rerank=reranked())
     worker = threading.Thread(target=jobs.work)

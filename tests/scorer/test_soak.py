@@ -54,7 +54,7 @@ def server(tmp_path_factory):
 def _is_ready(url, process):
     assert process.poll() is None, "the server ended"
     try:
-        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+        return httpx.get(f"{url}/ready", trust_env=False, verify=False).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -136,7 +136,8 @@ class Host:
         self.prepare = lambda scorer: None
         self.fail_with = None
         self.info = {}
-        self.lease_s = 1.0
+        self.lease_s = 30.0
+        """Longer than a busy machine holds up the thread that renews it; short for a host that is to die."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 

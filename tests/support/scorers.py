@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 import httpx
 import uvicorn
 from tests.support.tiny_tokenizer import LightTokenizer
+from tests.support.uvicorn_server import Server
 
 from tevatron.core.contracts.scores import ScorerInfo
 from tevatron.core.contracts.train import Head
@@ -54,9 +55,7 @@ async def running_app(load, options=None):
 @contextmanager
 def live_app(load, options=None):
     """Serve the app on a port of this machine; yields its URL once it is ready."""
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(load, options), log_config=None, access_log=False)
-    )
+    server = Server(uvicorn.Config(create_app(load, options), log_config=None, access_log=False))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -75,7 +74,7 @@ def _wait_until_ready(url):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            if httpx.get(f"{url}/ready", trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/ready", trust_env=False, verify=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass

@@ -58,6 +58,8 @@ _PRODUCER_TRANSPORT: dict[str, JsonValue] = {
     **TRANSPORT,
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
+    # Kombu itself would try again, for 4 s and more, before it says that nobody answers.
+    "max_retries": 0,
 }
 
 

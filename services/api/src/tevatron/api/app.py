@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 
 import anyio.to_thread
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute
 
 from tevatron.api import dashboard, health, openapi, problems
 from tevatron.api.checkpoints.endpoints import router as checkpoints
@@ -46,22 +48,10 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
         lifespan=_lifespan,
+        routes=_routes(),
     )
     app.state.context = context
     problems.install(app)
-    for router in (
-        health.router,
-        jobs,
-        history,
-        checkpoints,
-        models,
-        datasets,
-        scorers,
-        evaluations,
-        webhooks,
-    ):
-        app.include_router(router)
-    dashboard.install(app)
     openapi.install(app)
     # The last one added is the outermost.
     app.add_middleware(Authentication, sessions=sessions, bind_host=settings.api_host)
@@ -73,6 +63,26 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.add_middleware(PageHeaders)
     app.add_middleware(RequestTrace, metrics=context.metrics)
     return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    # One list for all applications of a process: FastAPI reads the signatures of its functions at the first requests.
+    router = APIRouter()
+    for included in (
+        health.router,
+        jobs,
+        history,
+        checkpoints,
+        models,
+        datasets,
+        scorers,
+        evaluations,
+        webhooks,
+    ):
+        router.include_router(included)
+    dashboard.install(router)
+    return router.routes
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import APIRouter
 
 from tevatron.api.dashboard import checkpoints, evaluations, jobs, login, scorers, submit
 from tevatron.api.dashboard.static_files import static_routes
@@ -22,8 +22,8 @@ ROUTERS = (
 """In the order in which a path is looked for."""
 
 
-def install(app: FastAPI) -> None:
-    """Add the pages to an application."""
-    app.router.routes.extend(static_routes())
-    for router in ROUTERS:
-        app.include_router(router)
+def install(router: APIRouter) -> None:
+    """Add the pages to a router."""
+    router.routes.extend(static_routes())
+    for pages in ROUTERS:
+        router.include_router(pages)
