@@ -88,7 +88,7 @@ class Case:
     expert: int = 1
     context: int = 1
     fsdp: str = ""
-    """Of the hf backend: shard_grad_op, full_shard, or DDP where it is empty and there are several GPUs."""
+    """shard_grad_op or full_shard of the hf backend, which has DDP without; of Megatron-FSDP what is sharded."""
     lora: bool = False
     recompute: bool = False
     permute_fusion: bool = False
@@ -146,7 +146,14 @@ class Case:
             expert_model_parallel_size=self.expert,
             context_parallel_size=self.context,
             moe_permute_fusion=self.permute_fusion,
+            **self._sharding,
         )
+
+    @property
+    def _sharding(self) -> dict[str, object]:
+        if not self.fsdp or self.backend == "hf":
+            return {}
+        return {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": self.fsdp}
 
     @property
     def shape(self) -> ModelShape:
@@ -163,6 +170,8 @@ class Case:
             sharded = f"FSDP{version} {self.fsdp}"
             parts = [f"hf, DP={self.gpus}"]
             parts.append(sharded if self.fsdp else "DDP" if self.gpus > 1 else "one GPU")
+        elif self.fsdp:
+            parts.append(f"Megatron-FSDP {self.fsdp}")
         parts.append("LoRA" if self.lora else "full")
         parts.append(
             f"packed, {self.tokens} tokens a pass"

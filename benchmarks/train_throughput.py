@@ -60,6 +60,7 @@ SETS: dict[str, list[Case]] = {
         *_both(dataclasses.replace(_HF, model="qwen3-4b", fsdp="shard_grad_op")),
         *_both(dataclasses.replace(_HF, model="qwen3-4b", fsdp="full_shard")),
         dataclasses.replace(_HF, model="qwen3-4b"),
+        dataclasses.replace(_8B, model="qwen3-4b", fsdp="optim_grads_params"),
     ],
     # What is framework and what is layout: two replicas, recomputation on both sides.
     "matched": [
@@ -96,6 +97,7 @@ SETS: dict[str, list[Case]] = {
         *_both(dataclasses.replace(_TINY, gpus=2, tensor=2)),
         dataclasses.replace(_TINY, gpus=2, pipeline=2),
         dataclasses.replace(_TINY, gpus=2, lora=True),
+        dataclasses.replace(_TINY, gpus=2, fsdp="optim_grads_params"),
         *_both(dataclasses.replace(_TINY, backend="hf", gpus=2, fsdp="full_shard")),
         dataclasses.replace(_TINY, backend="hf", optimizer_step=False),
     ],

@@ -9,6 +9,7 @@ Transformer Engine's kernels, fused kernels, grouped GEMM and overlap; the GPU r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.machinery
 import sys
 import types
@@ -28,6 +29,7 @@ def install() -> None:
     _patch_collectives()
     _CpuDevices().__enter__()
     _import_without_transformer_engine()
+    _patch_sharding()
 
 
 class _CpuDevices(TorchFunctionMode):
@@ -134,6 +136,30 @@ def _patch_collectives() -> None:
 
     dist.scatter = contiguous_scatter
     dist.all_to_all_single = listed_exchange
+
+
+def _patch_sharding() -> None:
+    """Megatron-FSDP writes its device and its meshes' out by name, and lets NCCL divide the sums."""
+    import megatron.core.distributed.fsdp.mcore_fsdp_adapter as adapter
+    import megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp as fsdp
+    import megatron.core.distributed.fsdp.src.megatron_fsdp.param_and_grad_buffer as buffers
+
+    preprocessing = buffers.gradient_reduce_preprocessing
+
+    def unfused(data: Any, factor: Any, settings: Any) -> Any:
+        return preprocessing(
+            data, factor, dataclasses.replace(settings, gradient_reduce_div_fusion=False)
+        )
+
+    cpu_torch = types.ModuleType("torch")
+    cpu_torch.__dict__.update(vars(torch), device=lambda name: CPU)
+    vars(fsdp)["torch"] = cpu_torch
+    from_group = adapter.DeviceMesh.from_group
+    mesh = types.SimpleNamespace(
+        from_group=lambda groups, device_type, **kwargs: from_group(groups, "cpu", **kwargs)
+    )
+    vars(adapter)["DeviceMesh"] = mesh
+    buffers.gradient_reduce_preprocessing = unfused
 
 
 class _Anything(type):

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from tests.megatron.ranks import on_ranks
-from tests.megatron.runs import arguments, events, losses, model_folder, run, whole_run, write_data
+from tests.megatron.runs import (
+    Layout,
+    arguments,
+    events,
+    losses,
+    model_folder,
+    run,
+    whole_run,
+    write_data,
+)
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.trainer.program.states import list_states
@@ -69,12 +78,18 @@ def steps_saved(out: Path) -> list[int]:
     return [state.step for state in list_states(out)]
 
 
-@pytest.mark.parametrize("lora", [False, True])
+SHARDED = {"megatron": {"use_megatron_fsdp": True}}
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [((2, 2, 1, 1), {}), ((2, 2, 1, 1), {"use_lora": True}), ((2, 1, 1, 1), SHARDED)],
+)
 def test_a_state_is_the_steps_though_training_goes_on_while_it_is_written(
-    tmp_path: Path, place: tuple[Path, Path, Path], lora: bool
+    tmp_path: Path, place: tuple[Path, Path, Path], layout: Layout, changes: dict[str, object]
 ):
     out = place[2]
-    on_ranks(2, slow_run, *place, arguments((2, 2, 1, 1), use_lora=lora))
+    on_ranks(2, slow_run, *place, arguments(layout, **changes))
     unbroken = losses(out)
     order = [
         (kind, line["step"]) for kind in ("metrics", "state_saved") for line in events(out, kind)
@@ -83,7 +98,7 @@ def test_a_state_is_the_steps_though_training_goes_on_while_it_is_written(
     assert steps_saved(out) == [3, 6]
     shutil.rmtree(out / "states" / "step-6")
     (out / "events.jsonl").unlink()
-    run(tmp_path, "llama", (2, 2, 1, 1), use_lora=lora)
+    run(tmp_path, "llama", layout, **changes)
     assert losses(out) == pytest.approx(unbroken[3:], abs=1e-5)
 
 
@@ -105,9 +120,13 @@ def test_a_kill_while_a_state_is_written_leaves_the_one_before(
     assert resumed == pytest.approx(losses(out)[2:], abs=1e-5)
 
 
-def test_a_stop_saves_the_step_that_it_ends_with(tmp_path: Path, place: tuple[Path, Path, Path]):
+@pytest.mark.parametrize("changes", [{}, SHARDED])
+def test_a_stop_saves_the_step_that_it_ends_with(
+    place: tuple[Path, Path, Path], changes: dict[str, object]
+):
     out = place[2]
-    on_ranks(2, stopped_run, *place, arguments((2, 1, 1, 1), max_steps=200, save_steps=1000))
+    options = arguments((2, 1, 1, 1), max_steps=200, save_steps=1000, **changes)
+    on_ranks(2, stopped_run, *place, options)
     (stopped,) = events(out, "stopped")
     assert steps_saved(out) == [stopped["step"]]
     assert events(out, "state_saved") == [stopped]

@@ -38,6 +38,7 @@ TWO = replace(TINY, gpus=2)
         replace(TWO, pipeline=2),
         replace(TWO, context=2),
         replace(TWO, lora=True, recompute=True),
+        replace(TWO, fsdp="optim_grads_params", recompute=True),
     ],
     ids=lambda case: f"{case.label}, {case.method}",
 )

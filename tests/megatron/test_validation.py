@@ -28,6 +28,7 @@ from tevatron.trainer.program.settings import RankEnvironment
 from tevatron.trainer.program.states import list_states
 from tevatron.trainer.program.train import train_with
 
+SHARDED = {"megatron": {"use_megatron_fsdp": True}}
 NUMBERS = ("eval_loss", "eval_ndcg@10")
 
 
@@ -81,6 +82,7 @@ def hf_run(folder: Path, data: Path, held_out: Path, out: Path) -> None:
     ("kind", "layout", "changes"),
     [
         ("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2}),
+        ("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2, **SHARDED}),
         ("qwen3", (2, 2, 1, 1), {"packing_max_tokens": 64}),
         ("qwen3", (2, 1, 2, 1), {"packing": False}),
         ("qwen3_moe", (2, 1, 1, 2), {"per_device_train_batch_size": 2}),
@@ -124,8 +126,12 @@ def test_validation_changes_nothing_of_the_training(place: Place):
 BEST = {"load_best_model_at_end": True, "learning_rate": 3e-3, "max_steps": 24}
 
 
-def test_the_best_step_is_kept_published_and_known_to_a_resumed_run(place: Place):
-    out = place.run("run", "llama", (2, 1, 1, 1), **BEST)
+@pytest.mark.parametrize("changes", [{}, SHARDED])
+def test_the_best_step_is_kept_published_and_known_to_a_resumed_run(
+    place: Place, changes: dict[str, object]
+):
+    options = {**BEST, **changes}
+    out = place.run("run", "llama", (2, 1, 1, 1), **options)
     found = {line["step"]: line["eval_loss"] for line in evaluations(out)}
     best = min(found, key=found.__getitem__)
     assert best < 24
@@ -136,7 +142,7 @@ def test_the_best_step_is_kept_published_and_known_to_a_resumed_run(place: Place
     # As a kill after step 21 leaves it.
     shutil.rmtree(out / "states" / "step-24")
     (out / "events.jsonl").unlink()
-    place.run("run", "llama", (2, 1, 1, 1), **BEST)
+    place.run("run", "llama", (2, 1, 1, 1), **options)
     assert events(out, "exported") == [{"step": best}]
     resumed = {line["step"]: line["eval_loss"] for line in evaluations(out)}
     assert resumed == pytest.approx({22: found[22], 24: found[24]}, abs=1e-5)

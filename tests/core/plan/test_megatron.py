@@ -62,6 +62,44 @@ def test_ranks_that_share_prompts_share_activations_and_optimizer():
     assert shared.weights == whole.weights
 
 
+@pytest.mark.parametrize(
+    ("strategy", "weights", "gradients"),
+    [
+        ("optim", 8190735360, 8190735360),
+        # A quarter, and the output layer's gradient, which is larger than that of two layers.
+        ("optim_grads", 8190735360, 2047683840 + 622329856),
+        # A quarter, two layers and both ends.
+        ("optim_grads_params", 2047683840 + 385892352 + 1244659712, 2047683840 + 622329856),
+    ],
+)
+def test_what_megatron_fsdp_shards_is_shared_by_the_replicas(strategy, weights, gradients):
+    own = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
+    arguments, layout = full(8192, **own), Layout(world=4)
+    parts = memory(DENSE, arguments, layout)
+    assert parts.weights == pytest.approx(2 * weights, rel=1e-4)
+    assert parts.gradients == pytest.approx(4 * gradients, rel=1e-4)
+    assert parts.optimizer == memory(DENSE, full(8192), layout).optimizer
+    found = make_plan(DENSE, arguments, backend="megatron", num_gpus=4, gpu_gib=139)
+    assert found.asked.layout == f"DP=4 FSDP {strategy}"
+    assert {one.pipeline_model_parallel_size for one in found.fitting} == {1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "own", "message"),
+    [
+        (DENSE, {}, {"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size 1, got 2"),
+        (EXPERTS, {}, {"expert_model_parallel_size": 2}, "this one has 128 experts a layer"),
+        (DENSE, {"use_lora": True}, {}, "full fine-tuning: with --use_lora few weights"),
+        (DENSE, {"dtype": "float16"}, {}, "bfloat16 or float32, got --dtype float16"),
+        (DENSE, {}, {"use_distributed_optimizer": False}, "use_distributed_optimizer, which was"),
+    ],
+)
+def test_what_megatron_fsdp_cannot_cut_is_refused(shape, changes, own, message):
+    arguments = full(8192, use_megatron_fsdp=True, **own).model_copy(update=changes)
+    with pytest.raises(ConfigError, match=message):
+        make_plan(shape, arguments, backend="megatron", num_gpus=4, gpu_gib=139)
+
+
 def test_the_optimizer_is_shared_by_the_replicas():
     one, four = (memory(DENSE, full(8192), Layout(world=world)).optimizer for world in (1, 4))
     assert one == pytest.approx(4 * four, rel=1e-6)

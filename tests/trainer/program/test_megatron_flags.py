@@ -43,6 +43,14 @@ def test_the_references_command_line_is_understood():
     ]
 
 
+def test_the_references_names_of_what_is_sharded_are_taken():
+    parsed = megatron("--use_megatron_fsdp", "--dp_sharding_strategy", "optim_grads")
+    assert parsed.run.arguments.megatron == MegatronArguments(
+        use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads"
+    )
+    assert parsed.warnings == []
+
+
 def test_a_drivers_defaults_give_way_to_flags():
     parsed = megatron("--loss", "ranknet", loss="listwise_kl", dtype="bfloat16")
     assert parsed.run.arguments.loss is LossName.RANKNET
@@ -52,7 +60,7 @@ def test_a_drivers_defaults_give_way_to_flags():
     ("words", "message"),
     [
         (["--tensor_model_paralel_size", "2"], "Did you mean 'tensor_model_parallel_size'"),
-        (["--use_megatron_fsdp"], "--use_megatron_fsdp is not supported: cut the weights"),
+        (["--dp_sharding_strategy", "all"], "one of optim, optim_grads, optim_grads_params"),
         (["--dataset_split", "test"], "is not honoured by the megatron backend; it takes train"),
         (["--tensor_model_parallel_size", "0"], "greater than or equal to 1, got '0'"),
         (["--gradient_checkpointing_kwargs", "x"], "unknown flag of the megatron backend"),

@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tevatron.core.errors import ConfigError
 from tevatron.core.layout import Layout
+from tevatron.core.model_shape import ModelShape
 
 
 class MegatronArguments(BaseModel):
@@ -29,6 +31,12 @@ class MegatronArguments(BaseModel):
     """Cut norms and residuals along the tokens where tensor_model_parallel_size is above 1."""
     use_distributed_optimizer: bool = True
     """Shard the optimizer's state over the replicas (ZeRO-1)."""
+    use_megatron_fsdp: bool = False
+    """Shard more than that over the replicas, by Megatron-FSDP; dense models, full fine-tuning."""
+    data_parallel_sharding_strategy: Literal["optim", "optim_grads", "optim_grads_params"] = (
+        "optim_grads_params"
+    )
+    """With use_megatron_fsdp: the optimizer's state alone, its gradients too (ZeRO-2), or the weights too (ZeRO-3)."""
 
     # Memory
     recompute_granularity: Literal["full", "selective"] = "full"
@@ -67,3 +75,17 @@ class MegatronArguments(BaseModel):
             context=self.context_parallel_size,
             expert=self.expert_model_parallel_size,
         )
+
+    def check(self, layout: Layout, shape: ModelShape) -> None:
+        """Raise `ConfigError` with the numbers unless this model can be cut that way."""
+        layout.check(shape)
+        if self.use_megatron_fsdp and layout.pipeline > 1:
+            raise ConfigError(
+                f"use_megatron_fsdp needs pipeline_model_parallel_size 1, got {layout.pipeline}: "
+                "its device mesh has no stages"
+            )
+        if self.use_megatron_fsdp and shape.num_experts:
+            raise ConfigError(
+                f"use_megatron_fsdp is for dense models, this one has {shape.num_experts} experts a layer: "
+                "use expert_model_parallel_size"
+            )

@@ -275,7 +275,23 @@ def check_megatron(arguments: TrainArguments) -> None:
         raise ConfigError(
             f"context_parallel_size {context} needs packed prompts, without --no_packing"
         )
+    _check_sharding(arguments)
     _check_schedule(arguments)
+
+
+def _check_sharding(arguments: TrainArguments) -> None:
+    if not arguments.megatron.use_megatron_fsdp:
+        return
+    if arguments.use_lora:
+        raise ConfigError(
+            "use_megatron_fsdp is for full fine-tuning: with --use_lora few weights have gradients and an optimizer"
+        )
+    if not arguments.megatron.use_distributed_optimizer:
+        raise ConfigError(
+            "use_megatron_fsdp needs use_distributed_optimizer, which was switched off"
+        )
+    if arguments.dtype == "float16":
+        raise ConfigError("use_megatron_fsdp trains in bfloat16 or float32, got --dtype float16")
 
 
 def _check_schedule(arguments: TrainArguments) -> None:

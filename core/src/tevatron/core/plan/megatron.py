@@ -29,9 +29,11 @@ def plan(shape: ModelShape, arguments: TrainArguments, *, num_gpus: int, gpu_byt
     """Return the memory of the layout asked for and the layouts that fit; an impossible one is a `ConfigError`."""
     check_megatron(arguments)
     asked = arguments.megatron.layout(num_gpus)
-    asked.check(shape)
+    arguments.megatron.check(asked, shape)
     planned = [
-        _planned(shape, arguments, layout, gpu_bytes) for layout in candidates(shape, num_gpus)
+        _planned(shape, arguments, layout, gpu_bytes)
+        for layout in candidates(shape, num_gpus)
+        if layout.pipeline == 1 or not arguments.megatron.use_megatron_fsdp
     ]
     return Plan(
         backend="megatron",
@@ -75,9 +77,12 @@ def memory(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> Memo
         + trained_experts / (layout.expert_data if sharded else 1)
     )
     adapters = trained_dense + trained_experts if arguments.use_lora else 0
+    weights, gradients = dense + experts + adapters, trained_dense + trained_experts
+    if arguments.megatron.use_megatron_fsdp:
+        weights, gradients = _sharded(shape, arguments, layout)
     return MemoryParts(
-        weights=round(size * (dense + experts + adapters)),
-        gradients=round(4 * (trained_dense + trained_experts)),
+        weights=round(size * weights),
+        gradients=round(4 * gradients),
         optimizer=round(optimizer),
         activations=round(size * _activations(shape, arguments, layout)),
         working=WORKING_BYTES,
@@ -96,8 +101,10 @@ def _planned(
 ) -> PlannedLayout:
     parts = memory(shape, arguments, layout)
     queries = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    own = arguments.megatron
+    sharding = f" FSDP {own.data_parallel_sharding_strategy}" if own.use_megatron_fsdp else ""
     return PlannedLayout(
-        layout=str(layout),
+        layout=f"{layout}{sharding}",
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         expert_model_parallel_size=layout.expert,
@@ -121,6 +128,24 @@ def _held(shape: ModelShape, layout: Layout) -> tuple[float, float]:
     # A single stage holds both ends; else the first has the embedding, the last the output layer or a tied copy.
     ends = 1 if shape.is_tied or layout.pipeline > 1 else 2
     return (layers * dense + ends * shape.embedding_params) / layout.tensor, experts
+
+
+def _sharded(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> tuple[float, float]:
+    """Return the weights and gradients of a dense model on a GPU under Megatron-FSDP: its share, and what is whole besides."""
+    whole, _ = _held(shape, layout)
+    share = whole / (layout.data * layout.context)
+    ends = (1 if shape.is_tied else 2) * shape.embedding_params / layout.tensor
+    # The layer at work and the next one are gathered; embedding and output layer stay so.
+    layers = 2 * (whole - ends) / shape.num_layers
+    # On their way to the sum: two layers, or the output layer's, though two of its rows are used.
+    summed = max(layers, shape.embedding_params / layout.tensor)
+    match arguments.megatron.data_parallel_sharding_strategy:
+        case "optim":
+            return whole, whole
+        case "optim_grads":
+            return whole, share + summed
+        case "optim_grads_params":
+            return share + layers + ends, share + summed
 
 
 def _lora(shape: ModelShape, arguments: TrainArguments, layout: Layout) -> tuple[float, float]:

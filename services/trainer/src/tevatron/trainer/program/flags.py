@@ -23,7 +23,6 @@ from tevatron.trainer.program.reference_flags import (
     DEAD,
     FIXED,
     MEGATRON_DEAD,
-    MEGATRON_REFUSED,
     REFUSED,
     TRANSLATED,
 )
@@ -217,8 +216,6 @@ def _translate_megatron(given: str, value: JsonValue, warnings: list[str]) -> di
     if given in MEGATRON_DEAD:
         warnings.append(f"--{given} has no effect: {MEGATRON_DEAD[given]}")
         return {}
-    if given in MEGATRON_REFUSED:
-        raise ConfigError(f"--{given} is not supported: {MEGATRON_REFUSED[given]}")
     if given in FIXED:
         if str(value).lower() in FIXED[given]:
             return {}

@@ -52,15 +52,8 @@ FIXED: dict[str, tuple[str, ...]] = {
 MEGATRON_DEAD: dict[str, str] = {
     "global_batch_size": "the step takes micro_batch_size x num_micro_batches x replicas queries",
     "freeze_backbone": "use --use_lora to train few weights",
-    "dp_sharding_strategy": "the optimizer's state is sharded; use --tensor_model_parallel_size to cut the weights",
 }
 """As DEAD, for the megatron backend."""
-
-MEGATRON_REFUSED: dict[str, str] = {
-    "use_megatron_fsdp": "cut the weights with --tensor_model_parallel_size or --pipeline_model_parallel_size, "
-    "or use the hf backend with --fsdp full_shard",
-}
-"""As REFUSED, for the megatron backend."""
 
 TRANSLATED: dict[str, dict[str, dict[str, JsonValue]]] = {
     "reranker_model_type": {
@@ -69,6 +62,10 @@ TRANSLATED: dict[str, dict[str, dict[str, JsonValue]]] = {
     },
     "bf16": {"true": {"dtype": "bfloat16"}, "false": {}},
     "fp16": {"true": {"dtype": "float16"}, "false": {}},
+    "dp_sharding_strategy": {
+        name: {"data_parallel_sharding_strategy": name}
+        for name in ("optim", "optim_grads", "optim_grads_params")
+    },
     "loss_kind": {"contrastive": {"loss": "contrastive"}, "distill": {"loss": "listwise_kl"}},
 }
 """Flags whose values mean fields."""

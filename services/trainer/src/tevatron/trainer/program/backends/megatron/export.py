@@ -38,7 +38,7 @@ def export_state(
         update={
             name: field.default
             for name, field in MegatronArguments.model_fields.items()
-            if name.endswith("_parallel_size")
+            if name.endswith("_parallel_size") or name == "use_megatron_fsdp"
         }
     )
     arguments = run.arguments.model_copy(update={"megatron": single})

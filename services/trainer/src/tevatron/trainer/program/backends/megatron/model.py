@@ -17,6 +17,7 @@ from megatron.bridge import AutoBridge
 from megatron.bridge.models.gpt_provider import default_layer_spec
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import unwrap_model
 
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError
@@ -25,9 +26,13 @@ from tevatron.trainer.program.backends.megatron.dispatch import use_gathers
 from tevatron.trainer.program.backends.megatron.grouped import with_frozen_experts
 from tevatron.trainer.program.backends.megatron.lora import adapt
 from tevatron.trainer.program.backends.megatron.parallel import Ranks, has_transformer_engine
+from tevatron.trainer.program.backends.megatron.sharded import Cut
 from tevatron.trainer.program.backends.megatron.spec import torch_block_spec
 
 logger = logging.getLogger(__name__)
+
+STATE_METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
+"""How a state has the optimizer of replicas: as its buffers are, nothing gathered, for any number of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class MegatronModel:
     """Translates weights from and to Hugging Face's names."""
     chunks: list[Any]
     """The parts that this rank holds, wrapped for training."""
+    cut: Cut | None = None
+    """Where Megatron-FSDP has cut the weights over the replicas."""
 
     @property
     def config(self) -> Any:
@@ -85,6 +92,14 @@ def build_model(
         mixed_precision_wrapper=Float16Module,
     )
     ddp = _ddp_config(arguments, ranks)
+    if ddp.use_megatron_fsdp:
+        (chunk,) = chunks
+        state = unwrap_model(chunk).sharded_state_dict(metadata=STATE_METADATA)
+        cut = Cut(chunk, provider, ddp, state=state)
+        model = MegatronModel(bridge=bridge, chunks=[cut.chunk], cut=cut)
+        total = sum(one.numel() for one in cut.chunk.parameters())
+        logger.info("%d of %d parameters are on this rank between passes", cut.num_held, total)
+        return model
     wrapped = [
         DistributedDataParallel(config=provider, ddp_config=ddp, module=one) for one in chunks
     ]
@@ -189,11 +204,17 @@ def _trainable_part(arguments: TrainArguments, ranks: Ranks) -> Callable[[list[A
 
 
 def _ddp_config(arguments: TrainArguments, ranks: Ranks) -> DistributedDataParallelConfig:
+    own = arguments.megatron
     on_gpu = ranks.device.type == "cuda"
     return DistributedDataParallelConfig(
-        use_distributed_optimizer=arguments.megatron.use_distributed_optimizer,
+        use_distributed_optimizer=own.use_distributed_optimizer,
+        use_megatron_fsdp=own.use_megatron_fsdp,
+        data_parallel_sharding_strategy=own.data_parallel_sharding_strategy,
+        megatron_fsdp_main_grads_dtype=torch.float32,
+        # Megatron-FSDP asks for both, and is wrong without them where it cuts the optimizer alone.
+        overlap_param_gather=own.use_megatron_fsdp,
+        overlap_grad_reduce=own.use_megatron_fsdp or (on_gpu and ranks.layout.data > 1),
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=on_gpu and ranks.layout.data > 1,
         check_for_nan_in_grad=False,
         average_in_collective=False,
     )

@@ -54,7 +54,7 @@ class Ranks:
 def check_layout(arguments: MegatronArguments, shape: ModelShape, *, world: int) -> Layout:
     """Return the layout, or raise `ConfigError` with the numbers that do not fit."""
     layout = arguments.layout(world)
-    layout.check(shape)
+    arguments.check(layout, shape)
     return layout
 
 

@@ -22,13 +22,11 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.utils import unwrap_model
 
 from tevatron.core.errors import ConfigError
-from tevatron.trainer.program.backends.megatron.model import MegatronModel
+from tevatron.trainer.program.backends.megatron.model import STATE_METADATA, MegatronModel
+from tevatron.trainer.program.backends.megatron.sharded import make_moments
 
 WEIGHTS = "megatron"
 """Folder of the distributed checkpoint within a state."""
-
-_METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
-"""The optimizer's state as its buffers are: nothing is gathered, and any number of replicas can read it."""
 
 
 class PendingSave:
@@ -96,21 +94,28 @@ def _staged(request: Any) -> list[Any]:
 def load_state(folder: Path, model: MegatronModel, optimizer: Any, *, is_lora: bool) -> bool:
     """Read this rank's part back; False where the random generators are of another number of ranks."""
     common = dist_checkpointing.load_common_state_dict(str(folder / WEIGHTS))
-    if common["layout"] != _layout():
+    layout = _layout(model)
+    if common["layout"] != layout:
         raise ConfigError(
-            f"{folder.name} was saved with {common['layout']}, this run has {_layout()}; only the number of replicas may change"
+            f"{folder.name} was saved with {common['layout']}, this run has {layout}; only the number of replicas may change"
         )
-    _fill_torch_optimizers(optimizer)
+    if model.cut is not None:
+        make_moments(optimizer)
+    else:
+        _fill_torch_optimizers(optimizer)
     wanted = _content(model, optimizer, is_lora=is_lora, is_loading=True)
     is_same_world = int(common["world"]) == torch.distributed.get_world_size()
     if not is_same_world:
         del wanted["random"]
     loaded = dist_checkpointing.load(wanted, str(folder / WEIGHTS))
-    _set_weights(model, loaded, is_lora=is_lora)
-    # fp32 masters are views of parameters, which autograd does not let be written otherwise.
-    with torch.no_grad():
-        _load_optimizer(optimizer, loaded["optimizer"])
-    _restore_torch_steps(optimizer)
+    if model.cut is not None:
+        model.cut.finish_loading(optimizer, loaded["optimizer"])
+    else:
+        _set_weights(model, loaded, is_lora=is_lora)
+        # fp32 masters are views of parameters, which autograd does not let be written otherwise.
+        with torch.no_grad():
+            _load_optimizer(optimizer, loaded["optimizer"])
+        _restore_torch_steps(optimizer)
     if is_same_world:
         _set_random(loaded["random"])
     return is_same_world
@@ -125,19 +130,23 @@ def load_weights(folder: Path, model: MegatronModel, *, is_lora: bool) -> None:
 def _content(
     model: MegatronModel, optimizer: Any, *, is_lora: bool, is_loading: bool
 ) -> dict[str, Any]:
-    weights = _weights(model, is_lora=is_lora)
+    if model.cut is not None:
+        state = model.cut.optimizer_state(optimizer)
+    else:
+        state = _optimizer_state(optimizer, _all_weights(model), is_loading=is_loading)
     return {
-        "model": weights,
-        "optimizer": _optimizer_state(optimizer, _all_weights(model), is_loading=is_loading),
+        "model": _weights(model, is_lora=is_lora),
+        "optimizer": state,
         "random": _random(),
         "world": torch.distributed.get_world_size(),
-        "layout": _layout(),
+        "layout": _layout(model),
     }
 
 
-def _layout() -> dict[str, int]:
-    """Return the sizes that decide how the optimizer's state is cut."""
+def _layout(model: MegatronModel) -> dict[str, int]:
+    """Return what decides how the optimizer's state is cut."""
     return {
+        **({"use_megatron_fsdp": 1} if model.cut is not None else {}),
         "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
         "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
@@ -159,13 +168,15 @@ def _optimizer_state(
 ) -> dict[Any, Any]:
     if not _has_empty_part(optimizer):
         state: dict[Any, Any] = optimizer.sharded_state_dict(
-            weights, is_loading=is_loading, metadata=_METADATA
+            weights, is_loading=is_loading, metadata=STATE_METADATA
         )
         return state
     # Megatron asks the empty part for a state that it does not have.
     found = {}
     for place, part in _parts(optimizer).items():
-        found[place] = part.sharded_state_dict(weights, is_loading=is_loading, metadata=_METADATA)
+        found[place] = part.sharded_state_dict(
+            weights, is_loading=is_loading, metadata=STATE_METADATA
+        )
         add_prefix_for_sharding(found[place], f"chained_{place}.")
     return found
 
@@ -206,8 +217,10 @@ def _restore_torch_steps(optimizer: Any) -> None:
 
 
 def _all_weights(model: MegatronModel) -> dict[str, Any]:
+    if model.cut is not None:
+        return model.cut.weights()
     (chunk,) = unwrap_model(model.chunks)
-    weights: dict[str, Any] = chunk.sharded_state_dict(metadata=_METADATA)
+    weights: dict[str, Any] = chunk.sharded_state_dict(metadata=STATE_METADATA)
     return weights
 
 
@@ -219,6 +232,9 @@ def _weights(model: MegatronModel, *, is_lora: bool) -> dict[str, Any]:
 
 
 def _set_weights(model: MegatronModel, loaded: dict[str, Any], *, is_lora: bool) -> None:
+    if model.cut is not None:
+        model.cut.set_weights(loaded["model"])
+        return
     (chunk,) = unwrap_model(model.chunks)
     chunk.load_state_dict(loaded["model"], strict=not is_lora)
 

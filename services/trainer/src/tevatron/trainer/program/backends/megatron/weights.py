@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.bridge.models.conversion.utils import unwrap_model
 from megatron.bridge.peft.lora_layers import LinearAdapter, LoRALinear, LoRATopKRouter
 from megatron.bridge.peft.lora_merge import LoRAMerge
 from safetensors.torch import save_file
@@ -35,7 +37,11 @@ def write_weights(
     writer = None if folder is None else _ShardWriter(folder, dtype=DTYPES[dtype])
     with merged_adapters(model, dtype=DTYPES[dtype]):
         for name, tensor in model.bridge.export_hf_weights(
-            model.chunks, cpu=True, show_progress=False, merge_adapter_weights=False
+            model.chunks,
+            cpu=True,
+            show_progress=False,
+            conversion_tasks=_tasks(model),
+            merge_adapter_weights=False,
         ):
             name = name.replace(".base_layer", "")
             if writer is not None and name in wanted:
@@ -53,6 +59,17 @@ def write_weights(
     config["dtype"] = dtype
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def _tasks(model: MegatronModel) -> Iterator[Any] | None:
+    """Return what the bridge is to do where it cannot see to it: one weight after the other is whole, for a moment."""
+    cut = model.cut
+    if cut is None:
+        return None
+    tasks = model.bridge.get_conversion_tasks(unwrap_model(model.chunks))
+    # That left rows in the modules, and the bridge would take what it is given for whole over the tensor ranks too.
+    cut.chunk.start_param_sync()
+    return (replace(task, param_weight=cut.whole(task.param_name)) for task in tasks)
 
 
 def _without_padding(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
