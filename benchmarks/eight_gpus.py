@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import NamedTuple
 
-from plan_peaks import planned
-from record import RESULTS
-from train_cases import LONGEST, Case
+from plan_peaks import padded_gib, planned
+from record import read_rows
+from train_cases import Case
 from train_throughput import SETS
 
 from tevatron.core.contracts.plan import GIB
@@ -43,10 +42,9 @@ PAPER = {
 
 def section() -> str:
     """Return the section of docs/benchmarks.md."""
-    path = RESULTS / "train_throughput.json"
     rates = {
         (row["model"], row["layout"], row["method"]): row["value"]
-        for row in json.loads(path.read_text())
+        for row in read_rows("train_throughput")
     }
     lines = [
         "| N | model | layout | method | plan GiB | paper GiB | paper's epoch | pairs/s | epoch, h | of two GPUs' |",
@@ -85,10 +83,7 @@ def plan_gib(case: Case) -> float:
     """Return what the plan says that each GPU needs for a full pass."""
     if case.packed:
         return planned(case, tokens=case.tokens).total / GIB
-    tokens = case.micro_batch * case.group_size * LONGEST
-    # Our re-creation has them in bf16, once.
-    logits = 2 * tokens * case.shape.vocab / case.tensor
-    return (planned(case, tokens=tokens).total + logits) / GIB
+    return sum(padded_gib(case))
 
 
 def _published(case: Case) -> Published | None:

@@ -5,15 +5,14 @@ Writes the tables into docs/plan.md; `--check` writes nothing and fails where th
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from record import RESULTS
-from train_cases import Case
+from record import read_rows
+from train_cases import LONGEST, Case
 from train_throughput import SETS
 
 from tevatron.core.contracts.plan import GIB, MemoryParts
@@ -29,6 +28,8 @@ _30B = replace(_8B, model="qwen3-30b-a3b", gpus=16, expert=16, micro_batch=1)
 _4B_FSDP = replace(_8B_FSDP, model="qwen3-4b", gpus=2, recompute=False, fsdp="full_shard")
 LOGIT_BYTES = 2 + 4 + 4 + 2
 """A number of the reference's full-vocabulary logits: bf16, its fp32 copy, and the gradients of both."""
+OUR_LOGIT_BYTES = 2
+"""Our re-creation has them in bf16, its output before the gradient."""
 
 
 class Published(NamedTuple):
@@ -40,17 +41,7 @@ class Published(NamedTuple):
     left_out: str
     """What the paper does not say."""
     logit_bytes: int = LOGIT_BYTES
-    """Of a number of the logits; our re-creation has them in bf16, its output before the gradient."""
-
-    @property
-    def tokens(self) -> int:
-        """Of a pass of longest prompts."""
-        return self.case.micro_batch * self.case.group_size * 512
-
-    @property
-    def logits_gib(self) -> float:
-        """What the logits take."""
-        return self.tokens * self.case.shape.vocab / self.case.tensor * self.logit_bytes / GIB
+    """Of a number of the logits."""
 
 
 PAPER = [
@@ -79,13 +70,13 @@ PAPER = [
         replace(_8B_FSDP, fsdp="full_shard"),
         "recompute: as in the other row; micro batch: 4, as Megatron's",
     ),
-    Published("ours: 4B, FSDP1 full_shard DP=2", 133.8, _4B_FSDP, "", logit_bytes=2),
+    Published("ours: 4B, FSDP1 full_shard DP=2", 133.8, _4B_FSDP, "", logit_bytes=OUR_LOGIT_BYTES),
     Published(
         "ours: 8B, FSDP1 full_shard DP=2, recompute",
         74.3,
         replace(_8B_FSDP, gpus=2, fsdp="full_shard"),
         "",
-        logit_bytes=2,
+        logit_bytes=OUR_LOGIT_BYTES,
     ),
 ]
 """128 GiB of states and plain DDP are a test."""
@@ -123,12 +114,18 @@ def planned(case: Case, *, tokens: int) -> MemoryParts:
     return parts if case.optimizer_step else parts.model_copy(update={"optimizer": 0})
 
 
+def padded_gib(case: Case, *, logit_bytes: int = OUR_LOGIT_BYTES) -> tuple[float, float]:
+    """Return the plan of a padded pass of longest prompts, and what its logits take besides."""
+    tokens = case.micro_batch * case.group_size * LONGEST
+    logits = tokens * case.shape.vocab / case.tensor * logit_bytes
+    return planned(case, tokens=tokens).total / GIB, logits / GIB
+
+
 def compared() -> Iterator[Compared]:
     """Yield our measured cases of both backends with their plans."""
-    path = RESULTS / "train_throughput.json"
     rows = {
         (one["model"], one["layout"]): one
-        for one in json.loads(path.read_text())
+        for one in read_rows("train_throughput")
         if one["method"] == "ours"
     }
     seen = set()
@@ -161,9 +158,9 @@ def tables() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in PAPER:
-        total = planned(row.case, tokens=row.tokens).total / GIB
+        total, logits = padded_gib(row.case, logit_bytes=row.logit_bytes)
         lines.append(
-            f"| {row.what} | {row.gib} | {total:.1f} | {total + row.logits_gib:.1f} | {row.left_out} |"
+            f"| {row.what} | {row.gib} | {total:.1f} | {total + logits:.1f} | {row.left_out} |"
         )
     return "\n".join(lines)
 

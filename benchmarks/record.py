@@ -13,6 +13,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,6 +38,12 @@ def row(
         "unit": unit,
         **more,
     }
+
+
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of one file of results."""
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())
+    return rows
 
 
 def machine() -> str:

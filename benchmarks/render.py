@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import eight_gpus
+from record import RESULTS, read_rows
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 START, END = "<!-- render: start -->", "<!-- render: end -->"
@@ -93,21 +91,20 @@ def short_table() -> str:
         "| --- | --- | --- | --- |",
     ]
     for line in SHORT:
-        rows = json.loads((RESULTS / f"{line.file}.json").read_text())
-        (ours,) = _values(rows, line.model, line.ours)
-        (reference,) = _values(rows, line.model, line.reference)
+        ours, reference = (_value(line, layout) for layout in (line.ours, line.reference))
         lines.append(
             f"| {line.what} | {_rate(ours)} | {_rate(reference)} | {ours / reference:.1f} |"
         )
     return "\n".join(lines)
 
 
-def _values(rows: list[dict[str, object]], model: str, layout: str) -> Iterator[float]:
-    for row in rows:
-        if (row["model"], row["layout"]) == (model, layout):
-            value = row["value"]
-            assert isinstance(value, float)
-            yield value
+def _value(line: Line, layout: str) -> float:
+    rows = read_rows(line.file)
+    (value,) = [
+        row["value"] for row in rows if (row["model"], row["layout"]) == (line.model, layout)
+    ]
+    assert isinstance(value, float)
+    return value
 
 
 def _rate(value: float) -> str:
@@ -120,12 +117,12 @@ def _format(value: object) -> str:
     return str(value)
 
 
-def _section(path: Path) -> str:
-    rows = json.loads(path.read_text())
+def _section(name: str) -> str:
+    rows = read_rows(name)
     by_command: dict[str, list[dict[str, object]]] = {}
     for entry in rows:
         by_command.setdefault(str(entry["command"]), []).append(entry)
-    return f"\n## {path.stem}\n" + "".join(_table(part) for part in by_command.values())
+    return f"\n## {name}\n" + "".join(_table(part) for part in by_command.values())
 
 
 def _table(rows: list[dict[str, object]]) -> str:
@@ -149,7 +146,7 @@ def _table(rows: list[dict[str, object]]) -> str:
 
 def pages() -> dict[Path, str]:
     """Return what each page is to hold."""
-    sections = (_section(path) for path in sorted(RESULTS.glob("*.json")))
+    sections = (_section(path.stem) for path in sorted(RESULTS.glob("*.json")))
     before, rest = README.read_text().split(START)
     _, after = rest.split(END)
     return {

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import eight_gpus
 import pytest
+import record
 from train_throughput import SETS
 
 from tevatron.core.contracts.train import TrainArguments, check_hf
@@ -38,7 +39,7 @@ def test_what_was_measured_gives_the_epoch_and_the_scaling(tmp_path, monkeypatch
         for one, value in rows
     ]
     (tmp_path / "train_throughput.json").write_text(json.dumps(found))
-    monkeypatch.setattr(eight_gpus, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
     lines = [line for line in eight_gpus.section().splitlines() if line.startswith("| ")]
     assert lines[2].endswith("| 1000 | 1.4 | 0.96 |")
     assert lines[3].endswith("| 106 | 8 h 55 |  |  |  |")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from tevatron.core.cli.client import Client
+    from tevatron.core.cli.output import Columns
     from tevatron.core.contracts.resources import JobResource
 
+Item = TypeVar("Item", bound="BaseModel")
 Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 JobId = Annotated[
     str, typer.Argument(metavar="JOB", help="Id or name of the job; of a name, the newest.")
@@ -26,6 +30,17 @@ def connect() -> Client:
     from tevatron.core.settings import Settings
 
     return Client.from_settings(Settings.from_environment())
+
+
+def show_all(
+    fetch: Callable[[Client], Sequence[Item]], columns: Columns[Item], *, json: bool
+) -> None:
+    """Fetch resources and write them as a table, or as JSON."""
+    from tevatron.core.cli import output  # rich is heavy
+
+    with connect() as client:
+        found = fetch(client)
+    output.show(found, columns, json=json)
 
 
 def add_to(app: typer.Typer) -> None:

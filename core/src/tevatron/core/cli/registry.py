@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tevatron.core.cli.jobs import Json, connect
+from tevatron.core.cli.jobs import Json, connect, show_all
 from tevatron.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,16 +74,12 @@ def add_model(
 @models.command("list")
 def list_models(json: Json = False) -> None:
     """List the registered models."""
-    from tevatron.core.cli import output  # rich is heavy
-
-    with connect() as client:
-        found = client.models()
     columns: Columns[ModelResource] = {
         "model": lambda entry: entry.id,
         "name": lambda entry: entry.name,
         "source": lambda entry: entry.path or f"{entry.hub_id}@{entry.revision}",
     }
-    output.show(found, columns, json=json)
+    show_all(lambda client: client.models(), columns, json=json)
 
 
 @datasets.command("add")
@@ -131,10 +127,6 @@ def add_dataset(  # noqa: PLR0913  a command's options
 @datasets.command("list")
 def list_datasets(json: Json = False) -> None:
     """List the registered datasets."""
-    from tevatron.core.cli import output  # rich is heavy
-
-    with connect() as client:
-        found = client.datasets()
     columns: Columns[DatasetResource] = {
         "dataset": lambda entry: entry.id,
         "name": lambda entry: entry.name,
@@ -142,7 +134,7 @@ def list_datasets(json: Json = False) -> None:
         "state": lambda entry: entry.state,
         "source": lambda entry: _hub_source(entry) or entry.url or entry.path,
     }
-    output.show(found, columns, json=json)
+    show_all(lambda client: client.datasets(), columns, json=json)
 
 
 def _hub_source(entry: DatasetResource) -> str | None:
@@ -154,17 +146,13 @@ def _hub_source(entry: DatasetResource) -> str | None:
 @checkpoints.command("list")
 def list_checkpoints(json: Json = False) -> None:
     """List the published checkpoints, the newest first."""
-    from tevatron.core.cli import output  # rich is heavy
-
-    with connect() as client:
-        found = client.checkpoints()
     columns: Columns[CheckpointResource] = {
         "checkpoint": lambda entry: entry.id,
         "name": lambda entry: entry.name or "-",
         "base model": lambda entry: str(entry.contract.get("base_model", "-")),
         "under TEVATRON_DATA": lambda entry: entry.path,
     }
-    output.show(found, columns, json=json)
+    show_all(lambda client: client.checkpoints(), columns, json=json)
 
 
 @contextmanager

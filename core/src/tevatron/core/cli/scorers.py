@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tevatron.core.cli.jobs import Json, connect
+from tevatron.core.cli.jobs import Json, connect, show_all
 from tevatron.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -81,10 +81,6 @@ def start_scorer(  # noqa: PLR0913  a command's options
 @app.command("list")
 def list_scorers(json: Json = False) -> None:
     """List the scorers, the newest first."""
-    from tevatron.core.cli import output  # rich is heavy
-
-    with connect() as client:
-        found = client.scorers()
     columns: Columns[ScorerResource] = {
         "scorer": lambda entry: entry.id,
         "name": lambda entry: entry.name or "-",
@@ -94,7 +90,7 @@ def list_scorers(json: Json = False) -> None:
         "engine": lambda entry: entry.engine or "-",
         "address": lambda entry: entry.url or "-",
     }
-    output.show(found, columns, json=json)
+    show_all(lambda client: client.scorers(), columns, json=json)
 
 
 @app.command("stop")

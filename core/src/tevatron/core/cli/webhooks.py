@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tevatron.core.cli.jobs import Json, connect
+from tevatron.core.cli.jobs import Json, connect, show_all
 
 if TYPE_CHECKING:
     from tevatron.core.cli.output import Columns
@@ -39,26 +39,18 @@ def add_webhook(
 @app.command("list")
 def list_webhooks(json: Json = False) -> None:
     """List the webhooks, the newest first."""
-    from tevatron.core.cli import output  # rich is heavy
-
-    with connect() as client:
-        found = client.webhooks()
     columns: Columns[WebhookResource] = {
         "webhook": lambda entry: entry.id,
         "name": lambda entry: entry.name or "-",
         "state": lambda entry: "disabled" if entry.disabled_at else "enabled",
         "URL": lambda entry: entry.url,
     }
-    output.show(found, columns, json=json)
+    show_all(lambda client: client.webhooks(), columns, json=json)
 
 
 @app.command("deliveries")
 def list_deliveries(webhook: WebhookRef, json: Json = False) -> None:
     """List what was or is to be sent, the newest first."""
-    from tevatron.core.cli import output  # rich is heavy
-
-    with connect() as client:
-        found = client.deliveries(webhook)
     columns: Columns[DeliveryResource] = {
         "delivery": lambda entry: entry.id,
         "job": lambda entry: entry.job_id,
@@ -67,7 +59,7 @@ def list_deliveries(webhook: WebhookRef, json: Json = False) -> None:
         "attempts": lambda entry: str(entry.attempts),
         "last error": lambda entry: entry.last_error or "-",
     }
-    output.show(found, columns, json=json)
+    show_all(lambda client: client.deliveries(webhook), columns, json=json)
 
 
 @app.command("remove")

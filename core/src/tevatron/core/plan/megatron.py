@@ -1,7 +1,7 @@
 """Memory of the megatron backend on each GPU of a layout.
 
 Weights, gradients and optimizer are counted; activations are what Megatron keeps with fused attention for each token and
-layer; the rest is a constant, measured on Qwen3-8B and Qwen3-30B-A3B (docs/megatron.md says how close it comes).
+layer; the rest is a constant, measured on Qwen3-8B and Qwen3-30B-A3B (docs/plan.md says how close it comes).
 """
 
 from __future__ import annotations

@@ -88,25 +88,25 @@ class _Run:
                 self._engine.add_request(name, tokens_input(prompt), self._params)
                 self._waiting[name] = call, place
         except Exception as error:  # noqa: BLE001  whatever it is, the caller has it
-            self._drop([call], error)
+            self._drop({call}, error)
 
     def _step(self) -> None:
         try:
             outputs = self._engine.step()
         except Exception as error:  # noqa: BLE001  the callers have it
-            self._drop([call for call, _ in self._waiting.values()], error)
+            self._drop({call for call, _ in self._waiting.values()}, error)
             return
         for output in outputs:
             if output.finished and output.request_id in self._waiting:
                 call, place = self._waiting.pop(output.request_id)
                 call.settle(place, output)
 
-    def _drop(self, calls: list[_Call], error: Exception) -> None:
+    def _drop(self, calls: set[_Call], error: Exception) -> None:
         """Give up calls with an error, and what the engine still has of them."""
         names = [name for name, (call, _) in self._waiting.items() if call in calls]
         for name in names:
             del self._waiting[name]
-        for call in dict.fromkeys(calls):
+        for call in calls:
             call.done.set_exception(error)
         try:
             self._engine.abort_request(names)

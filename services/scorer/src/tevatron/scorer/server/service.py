@@ -38,8 +38,6 @@ Parsed = TypeVar("Parsed")
 _CLIENT_POLL_S = 0.5
 _WAIT_S = 0.2
 """What a request may wait for before its turn: the calls that the engine has, where a pass takes less."""
-_MOST_CALLS = 2
-"""Of an engine at once."""
 _PAIRS_AT_ONCE = 64
 """Pairs of one request that are rendered before it is another's turn."""
 _CHARACTERS_A_TOKEN = 4
@@ -115,7 +113,7 @@ class Service:
         self._refusal: str | None = None
         self._requests = 0
         # Threads are made as they are needed: an engine that takes one call at a time has one.
-        self._engine_threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="engine")
+        self._engine_threads = ThreadPoolExecutor(thread_name_prefix="engine")
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._loading: asyncio.Task[None] | None = None
 
@@ -246,7 +244,7 @@ class Service:
             served.engine,
             threads=self._engine_threads,
             pass_tokens=info.max_batch_tokens,
-            calls_at_once=min(info.calls_at_once, _MOST_CALLS),
+            calls_at_once=info.calls_at_once,
             wait_s=_WAIT_S,
             limits=Limits(
                 max_queue_tokens=self.options.max_queue_tokens, deadline_s=self.options.deadline_s
