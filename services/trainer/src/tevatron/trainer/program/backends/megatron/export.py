@@ -45,7 +45,7 @@ def export_state(
     layout = check_layout(single, ModelShape.read(base.folder), world=1)
     ranks = join_ranks(layout, RankEnvironment.read(), seed=arguments.seed)
     engine = load_engine(base, arguments, ranks)
-    load_weights(state.folder, engine.model, is_lora=arguments.use_lora)
+    load_weights(state.folder, engine.model)
     export = Export(
         output_dir=config.output_dir,
         # What was trained with, not what this process is cut into.

@@ -98,15 +98,12 @@ class Loop:
     def _resume(self, state: State | None) -> int:
         if state is None:
             return 0
-        is_lora = self._run.arguments.use_lora
         self._saved_step = state.step
         if self._run.is_complete(state):
             logger.info("training was complete at step %d", state.step)
-            load_weights(state.folder, self._engine.model, is_lora=is_lora)
+            load_weights(state.folder, self._engine.model)
             return state.step
-        is_same = load_state(
-            state.folder, self._engine.model, self._engine.optimizer, is_lora=is_lora
-        )
+        is_same = load_state(state.folder, self._engine.model, self._engine.optimizer)
         if not is_same:
             self._run.events.log("warning", "another number of ranks than before: dropout differs")
         self._open_loss, self._logged_step = self._run.read_open_loss(state.folder)
@@ -207,9 +204,7 @@ class Loop:
             (begin_state(run.run_dir, step) / WEIGHTS).mkdir()
         ranks.barrier()
         folder = beside(run.run_dir, step)
-        pending = PendingSave(
-            folder, self._engine.model, self._engine.optimizer, is_lora=run.arguments.use_lora
-        )
+        pending = PendingSave(folder, self._engine.model, self._engine.optimizer)
         if ranks.rank == 0:
             run.write_position(folder, open_loss=(self._open_loss, self._logged_step))
         self._pending = _Pending(step, run.best_step, pending)

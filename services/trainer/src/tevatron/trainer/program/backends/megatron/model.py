@@ -26,13 +26,11 @@ from tevatron.trainer.program.backends.megatron.dispatch import use_gathers
 from tevatron.trainer.program.backends.megatron.grouped import with_frozen_experts
 from tevatron.trainer.program.backends.megatron.lora import adapt
 from tevatron.trainer.program.backends.megatron.parallel import Ranks, has_transformer_engine
-from tevatron.trainer.program.backends.megatron.sharded import Cut
+from tevatron.trainer.program.backends.megatron.replicas import STATE_METADATA, Replicas
+from tevatron.trainer.program.backends.megatron.sharded import ShardedReplicas
 from tevatron.trainer.program.backends.megatron.spec import torch_block_spec
 
 logger = logging.getLogger(__name__)
-
-STATE_METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
-"""How a state has the optimizer of replicas: as its buffers are, nothing gathered, for any number of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,8 @@ class MegatronModel:
     """Translates weights from and to Hugging Face's names."""
     chunks: list[Any]
     """The parts that this rank holds, wrapped for training."""
-    cut: Cut | None = None
-    """Where Megatron-FSDP has cut the weights over the replicas."""
+    replicas: Replicas | ShardedReplicas
+    """What a state has of it."""
 
     @property
     def config(self) -> Any:
@@ -95,11 +93,10 @@ def build_model(
     if ddp.use_megatron_fsdp:
         (chunk,) = chunks
         state = unwrap_model(chunk).sharded_state_dict(metadata=STATE_METADATA)
-        cut = Cut(chunk, provider, ddp, state=state)
-        model = MegatronModel(bridge=bridge, chunks=[cut.chunk], cut=cut)
-        total = sum(one.numel() for one in cut.chunk.parameters())
-        logger.info("%d of %d parameters are on this rank between passes", cut.num_held, total)
-        return model
+        sharded = ShardedReplicas(chunk, provider, ddp, state=state)
+        total = sum(one.numel() for one in sharded.chunk.parameters())
+        logger.info("%d of %d parameters are on this rank between passes", sharded.num_held, total)
+        return MegatronModel(bridge=bridge, chunks=[sharded.chunk], replicas=sharded)
     wrapped = [
         DistributedDataParallel(config=provider, ddp_config=ddp, module=one) for one in chunks
     ]
@@ -108,7 +105,8 @@ def build_model(
         chunk.broadcast_params()
         if ranks.layout.tensor == 1:
             _accumulate_in_products(chunk)
-    model = MegatronModel(bridge=bridge, chunks=wrapped)
+    replicas = Replicas(wrapped, is_lora=arguments.use_lora)
+    model = MegatronModel(bridge=bridge, chunks=wrapped, replicas=replicas)
     _report(model, ranks)
     return model
 

@@ -77,7 +77,7 @@ def train(config: TrainRun, environment: RankEnvironment, events: EventWriter) -
     published = run.best_step or step
     if published != step:
         folder = find_state(run.run_dir, published).folder
-        load_weights(folder, engine.model, is_lora=arguments.use_lora)
+        load_weights(folder, engine.model)
     written, scores = write_export(export, engine)
     leave_ranks()
     # What is loaded back needs the memory.

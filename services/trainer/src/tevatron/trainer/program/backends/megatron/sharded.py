@@ -34,8 +34,10 @@ class _Place(NamedTuple):
     """Without its numbers."""
 
 
-class Cut:
-    """A model that is cut over the replicas."""
+class ShardedReplicas:
+    """A model that is cut over the replicas, as a state takes and gives it."""
+
+    is_sharded = True
 
     def __init__(
         self, chunk: Any, config: Any, ddp: DistributedDataParallelConfig, *, state: dict[str, Any]
@@ -88,8 +90,9 @@ class Cut:
         rows = {name: _local(one).to(self._dtype) for name, one in self._own().items()}
         return {**self._others, **self._placed(rows)}
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
         """Return what a state has of the optimizer: moments, and weights that are finer than the model's, as they are in memory."""
+        del is_loading  # Megatron's own optimizers make something else of it.
         own, inner = self._own(), optimizer.optimizer
         numbers = {}
         if self._dtype is not torch.float32:
@@ -114,8 +117,18 @@ class Cut:
                 local.copy_(torch.cat([part.flatten() for part in state[name]]).view_as(local))
         self._use_rows()
 
-    def finish_loading(self, optimizer: Any, state: dict[str, Any]) -> None:
-        """Go on with what was loaded into `optimizer_state`: the rows themselves, and the number of steps."""
+    def make_moments(self, optimizer: Any) -> None:
+        """Have the optimizer make the state that it makes in its first step; the weights are of no use until they are loaded."""
+        inner = optimizer.optimizer
+        for weight in (one for group in inner.param_groups for one in group["params"]):
+            if _local(weight).numel():
+                weight.grad = torch.zeros_like(weight)
+        inner.step()
+        inner.zero_grad()
+
+    def go_on(self, optimizer: Any, weights: dict[str, Any], state: dict[str, Any]) -> None:
+        """Train on from what was loaded into `weights` and `optimizer_state`: the rows themselves, and the number of steps."""
+        del weights  # Of fp32 weights they are the rows; finer ones are in the optimizer's state.
         _set_num_steps(optimizer.optimizer, state["step"])
         self._use_rows()
 
@@ -140,19 +153,9 @@ class Cut:
         found = {}
         for name, data in rows.items():
             first = _first_row(own[name])
-            parts = [_cut(place, first, data, prefix) for place in self._places[name]]
+            parts = [_within(place, first, data, prefix) for place in self._places[name]]
             found[name] = [part for part in parts if part is not None]
         return {name: parts for name, parts in found.items() if parts}
-
-
-def make_moments(optimizer: Any) -> None:
-    """Have the optimizer make the state that it makes in its first step; the weights are of no use until they are loaded."""
-    inner = optimizer.optimizer
-    for weight in (one for group in inner.param_groups for one in group["params"]):
-        if _local(weight).numel():
-            weight.grad = torch.zeros_like(weight)
-    inner.step()
-    inner.zero_grad()
 
 
 def _set_num_steps(inner: Any, number: int) -> None:
@@ -192,7 +195,7 @@ def _places(weight: ShardedTensor | ShardedTensorFactory) -> list[_Place]:
     return found
 
 
-def _cut(place: _Place, first: int, rows: Tensor, prefix: str) -> ShardedTensor | None:
+def _within(place: _Place, first: int, rows: Tensor, prefix: str) -> ShardedTensor | None:
     """Return those of the rows that lie in this place, None where there are none; `first` is the number of the first row."""
     whole = place.whole
     begin = max(first, place.first)

@@ -24,6 +24,7 @@ from tevatron.core.errors import ConfigError, ContractError
 from tevatron.core.nn.loading import CONFIG_FILE, DTYPES, INDEX_FILE, WEIGHTS_FILE, tensor_facts
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 from tevatron.trainer.program.backends.megatron.parallel import Ranks
+from tevatron.trainer.program.backends.megatron.sharded import ShardedReplicas
 
 SHARD_BYTES = 5 * 10**9
 
@@ -63,13 +64,13 @@ def write_weights(
 
 def _tasks(model: MegatronModel) -> Iterator[Any] | None:
     """Return what the bridge is to do where it cannot see to it: one weight after the other is whole, for a moment."""
-    cut = model.cut
-    if cut is None:
+    replicas = model.replicas
+    if not isinstance(replicas, ShardedReplicas):
         return None
     tasks = model.bridge.get_conversion_tasks(unwrap_model(model.chunks))
     # That left rows in the modules, and the bridge would take what it is given for whole over the tensor ranks too.
-    cut.chunk.start_param_sync()
-    return (replace(task, param_weight=cut.whole(task.param_name)) for task in tasks)
+    replicas.chunk.start_param_sync()
+    return (replace(task, param_weight=replicas.whole(task.param_name)) for task in tasks)
 
 
 def _without_padding(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
