@@ -11,6 +11,8 @@ Helpers are imported as `tests.support.<module>`. With pytest-xdist all of this 
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import sys
 import tempfile
@@ -60,8 +62,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return _Files(config, log)
 
 
+def pytest_collection_finish() -> None:
+    # Else each collection of a training or a server in this process would look at all that the tests import.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(DEAR))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Take away what a command that ran in this process has set up: its handlers write to streams that are closed now."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

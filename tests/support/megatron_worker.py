@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
+from tests.support.processes import wait_for
 from tests.support.tiny_model import tiny_folder
 
 from tevatron.core.contracts.jobs import JobKind, TrainJob
@@ -93,6 +96,28 @@ class Worker:
             worker_name="here",
             should_stop=lambda: False,
         )
+
+    @contextmanager
+    def working(self, *, end_s: float) -> Iterator[threading.Thread]:
+        """Work beside the test; the block acts, and leaving it waits for the worker."""
+        thread = threading.Thread(target=self.work, daemon=True)
+        thread.start()
+        yield thread
+        thread.join(timeout=end_s)
+        assert not thread.is_alive()
+
+    def wait_for_step(
+        self, job_id: str, step: int, *, working: threading.Thread, timeout_s: float
+    ) -> None:
+        """Wait until the first attempt has done this step; a failure if it ends before."""
+
+        def reached() -> bool:
+            is_over = not working.is_alive()
+            found = step in self.steps(job_id, 1)
+            assert found or not is_over, f"ended before step {step}: {self.job(job_id).message}"
+            return found
+
+        wait_for(reached, timeout_s=timeout_s, what=f"step {step}")
 
     def job(self, job_id: str) -> Job:
         with self.sessions() as session:

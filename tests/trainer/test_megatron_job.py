@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 from tests.support.megatron_worker import Worker
-from tests.support.processes import wait_for
 
 from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.core.contracts.jobs import FailReason, JobState
@@ -44,14 +42,11 @@ def test_a_layout_that_cannot_be_is_refused_before_a_rank_starts(worker: Worker)
 def test_a_killed_rank_costs_an_attempt_and_no_saved_step(worker: Worker, tmp_path: Path) -> None:
     worker.use_megatron(tmp_path)
     job_id = worker.submit(num_processes=2, megatron={"tensor_model_parallel_size": 2})
-    thread = threading.Thread(target=worker.work)
-    thread.start()
-    wait_for(lambda: 5 in worker.steps(job_id, 1), timeout_s=400, what="step 5")
-    marked = processes_with_marker(f"{job_id}:1")
-    [torchrun] = [pid for pid in marked if parent_pid(pid) not in marked]
-    os.kill([pid for pid in marked if parent_pid(pid) == torchrun][-1], signal.SIGKILL)
-    thread.join(timeout=60)
-    assert not thread.is_alive()
+    with worker.working(end_s=60) as thread:
+        worker.wait_for_step(job_id, 5, working=thread, timeout_s=400)
+        marked = processes_with_marker(f"{job_id}:1")
+        [torchrun] = [pid for pid in marked if parent_pid(pid) not in marked]
+        os.kill([pid for pid in marked if parent_pid(pid) == torchrun][-1], signal.SIGKILL)
     assert worker.job(job_id).state == JobState.QUEUED
     assert worker.work()
     job = worker.job(job_id)

@@ -1,6 +1,6 @@
-"""Megatron on two nodes with a network between them, EP=4 over both, started as JobSet and as a real Slurm start it.
+"""Megatron on two nodes with a network between them, EP over both, started as JobSet and as a real Slurm start it.
 
-The nodes are network namespaces. Four ranks meet by the launcher's own command line and environment; one node's
+The nodes are network namespaces. Two or four ranks meet by the launcher's own command line and environment; one node's
 processes are killed, and the next attempt goes on from the saved state.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tests.support import slurm as real_slurm
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.megatron_worker import Worker, megatron_python
 from tests.support.netns import Nodes
-from tests.support.processes import wait_for
 from tests.support.slurm import running_slurm
 
 from tevatron.core.contracts.jobs import JobState
@@ -80,14 +78,12 @@ def entry_of_node(job_id: str, variable: str) -> int:
     return min(found)
 
 
-def loses_a_node_and_resumes(worker: Worker, *, second_node: str) -> None:
-    job_id = worker.submit(num_processes=4, num_nodes=2, megatron={"expert_model_parallel_size": 4})
-    thread = threading.Thread(target=worker.work)
-    thread.start()
-    wait_for(lambda: 5 in worker.steps(job_id, 1), timeout_s=START_S, what="step 5")
-    os.kill(entry_of_node(job_id, second_node), signal.SIGKILL)
-    thread.join(timeout=300)
-    assert not thread.is_alive()
+def loses_a_node_and_resumes(worker: Worker, *, num_ranks: int, second_node: str) -> None:
+    experts = {"expert_model_parallel_size": num_ranks}
+    job_id = worker.submit(num_processes=num_ranks, num_nodes=2, megatron=experts)
+    with worker.working(end_s=300) as thread:
+        worker.wait_for_step(job_id, 5, working=thread, timeout_s=START_S)
+        os.kill(entry_of_node(job_id, second_node), signal.SIGKILL)
     job = worker.job(job_id)
     assert (job.state, job.lost_attempts) == (JobState.QUEUED, 1), job.message
     assert "node 1 left no word" in str(job.message)
@@ -99,6 +95,7 @@ def loses_a_node_and_resumes(worker: Worker, *, second_node: str) -> None:
     assert again[0] >= 3
 
 
+@pytest.mark.full
 def test_as_jobset_starts_them(
     worker: Worker, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,11 +106,12 @@ def test_as_jobset_starts_them(
     )
     with kubernetes.serving() as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        loses_a_node_and_resumes(worker, second_node="PET_NODE_RANK=1")
+        loses_a_node_and_resumes(worker, num_ranks=4, second_node="PET_NODE_RANK=1")
 
 
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_as_slurm_starts_them(
-    worker: Worker, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, num_ranks: int
 ) -> None:
     why = real_slurm.missing()
     if why is not None:
@@ -132,4 +130,4 @@ def test_as_slurm_starts_them(
     ):
         for name, text in slurm.environment().items():
             monkeypatch.setenv(name, text)
-        loses_a_node_and_resumes(worker, second_node="SLURM_NODEID=1")
+        loses_a_node_and_resumes(worker, num_ranks=num_ranks, second_node="SLURM_NODEID=1")

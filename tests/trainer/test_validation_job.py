@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.db
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "num_processes"),
-    [("hf", 1), pytest.param("megatron", 2, marks=pytest.mark.megatron)],
+    [("hf", 1), pytest.param("megatron", 2, marks=[pytest.mark.megatron, pytest.mark.full])],
 )
 def test_a_training_is_validated_saved_and_stopped(
     worker: Worker, tmp_path: Path, backend: str, num_processes: int
@@ -39,14 +38,11 @@ def test_a_training_is_validated_saved_and_stopped(
     )
     with pytest.raises(ConflictError, match=r"train job .* is queued; only a job that is training"):
         ask(worker, "request_save", job_id)
-    thread = threading.Thread(target=worker.work)
-    thread.start()
-    wait_for(lambda: 3 in worker.steps(job_id, 1), timeout_s=400, what="step 3")
-    ask(worker, "request_save", job_id)
-    wait_for(lambda: saved(worker, job_id), timeout_s=100, what="a state")
-    ask(worker, "request_stop", job_id)
-    thread.join(timeout=200)
-    assert not thread.is_alive()
+    with worker.working(end_s=200) as thread:
+        worker.wait_for_step(job_id, 3, working=thread, timeout_s=400)
+        ask(worker, "request_save", job_id)
+        wait_for(lambda: saved(worker, job_id), timeout_s=100, what="a state")
+        ask(worker, "request_stop", job_id)
     job = worker.job(job_id)
     assert (job.state, job.attempt, job.message) == (JobState.SUCCEEDED, 1, None)
     last = worker.steps(job_id, 1)[-1]
