@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test checks test-megatron test-vllm test-compose images pytest lint types imports format up openapi
+.PHONY: help install demo test test-full checks test-megatron test-vllm test-compose images pytest lint types imports format up openapi
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
@@ -24,6 +24,7 @@ help:
 	@echo "make demo      train, serve and evaluate a small reranker on this machine"
 	@echo "               (DATA=<BEIR folder> QUERIES=<n> MODEL=<folder or hub id> for other input)"
 	@echo "make test      lint, types, import borders and all tests"
+	@echo "make test-full      the same, and the combinations that make test leaves out"
 	@echo "make test-megatron  the tests of the megatron backend alone (sets up .venv-megatron, 5 GB)"
 	@echo "make test-vllm  the tests of the vllm engine alone (sets up .venv-vllm, 2 GB)"
 	@echo "make test-compose  images and compose.yaml on a Docker engine (minutes; skipped where none answers)"
@@ -42,6 +43,11 @@ demo: install
 
 # pytest last: some of its tests use the environments of the two before, and it says at the end what was skipped.
 test: checks test-compose pytest
+
+# A combination (marker `full`) is one more layout, strategy or kind of what another case of the same test shows.
+test-full:
+	@$(MAKE) --no-print-directory --keep-going test ARGS="$(ARGS) -m 'not compose'" \
+		MEGATRON_ARGS="$(MEGATRON_ARGS) -m 'not compose'" VLLM_ARGS="$(VLLM_ARGS) -m 'not compose'"
 
 # Two at a time: an environment is downloaded while the tests of another one run. What each prints comes when it ends.
 checks:

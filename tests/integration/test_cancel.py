@@ -52,7 +52,7 @@ def test_while_it_trains(stack: LiveStack) -> None:
 
 
 def test_while_it_saves_a_state(stack: LiveStack) -> None:
-    job_id = stack.submit(train_job(num_processes=2, steps=1000, save_steps=1))
+    job_id = stack.submit(train_job(steps=1000, save_steps=1))
     stack.wait_step(job_id, 2)
     stop_in_a_save(stack.data / "runs" / job_id / "states", ranks_of(job_id)[0])
     cancel_and_check(stack, job_id)

@@ -51,7 +51,12 @@ def undisturbed(stack: LiveStack, checkpoint: str) -> Mapping[str, JsonValue]:
 
 
 @pytest.mark.parametrize(
-    ("part", "attempts"), [("evaluator", 2), ("scorer", 1), ("scorer's child", 1)]
+    ("part", "attempts"),
+    [
+        ("evaluator", 2),
+        pytest.param("scorer", 1, marks=pytest.mark.full),
+        ("scorer's child", 1),
+    ],
 )
 def test_killed_while_it_scores(
     stack: LiveStack,

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tevatron.core.contracts.checkpoint import read_contract
 from tevatron.trainer.program.backends.megatron.adapters import shortest
 
+FULL = pytest.mark.full
 EXPERTS = {"lora_target_groups": ["attn", "moe_experts"]}
 EACH = {**EXPERTS, "megatron": {"lora_expert_adapters": "per_expert"}}
 
@@ -31,12 +32,17 @@ def probe_scores(model: PreTrainedModel | PeftModel, published: Path) -> list[fl
     ("kind", "layout", "changes"),
     [
         ("llama", (1, 1, 1, 1), {}),
-        ("qwen2", (2, 2, 1, 1), {"lora_target_groups": ["attn"]}),
+        pytest.param("qwen2", (2, 2, 1, 1), {"lora_target_groups": ["attn"]}, marks=FULL),
         ("qwen3", (2, 1, 2, 1), {"lora_target_modules": ["linear_qkv", "linear_fc2"]}),
-        ("qwen3_moe", (2, 1, 1, 2), EXPERTS),
+        pytest.param("qwen3_moe", (2, 1, 1, 2), EXPERTS, marks=FULL),
         ("qwen3_moe", (2, 1, 1, 2), EACH),
         ("qwen3_moe", (2, 2, 1, 1), {"lora_target_groups": ["moe_experts"]}),
-        ("qwen3_moe", (2, 1, 1, 2), {"lora_target_groups": ["moe_experts", "moe_router"]}),
+        pytest.param(
+            "qwen3_moe",
+            (2, 1, 1, 2),
+            {"lora_target_groups": ["moe_experts", "moe_router"]},
+            marks=FULL,
+        ),
     ],
 )
 def test_peft_loads_them_and_they_score_like_the_merged_checkpoint(

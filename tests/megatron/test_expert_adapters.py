@@ -47,11 +47,21 @@ def steps(folder: Path, layout: Layout, kind: str) -> list[tuple[float, float]]:
     return on_ranks(layout[0], scores_and_steps, folder, options(layout, kind), 6)[0][1]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_a_layout_does_not_change_the_training(folder: Path, kind: str):
+LAYOUTS: list[Layout] = [(2, 1, 1, 2), (2, 2, 1, 1), (4, 2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layouts"),
+    [
+        ("shared", LAYOUTS[2:]),
+        ("per_expert", LAYOUTS[2:]),
+        *(pytest.param(kind, LAYOUTS, marks=pytest.mark.full) for kind in KINDS),
+    ],
+)
+def test_a_layout_does_not_change_the_training(folder: Path, kind: str, layouts: list[Layout]):
     one = steps(folder, (1, 1, 1, 1), kind)
     assert one[-1][0] < one[0][0]
-    for layout in [(2, 1, 1, 2), (2, 2, 1, 1), (4, 2, 1, 2)]:
+    for layout in layouts:
         other = steps(folder, layout, kind)
         for (loss, norm), (other_loss, other_norm) in zip(one, other, strict=True):
             assert other_loss == pytest.approx(loss, abs=1e-4), layout

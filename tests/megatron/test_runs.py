@@ -23,6 +23,7 @@ from tevatron.trainer.program.events import EventWriter
 from tevatron.trainer.program.settings import RankEnvironment
 from tevatron.trainer.program.train import train_with
 
+FULL = pytest.mark.full
 ATTENTION_AND_EXPERTS = ["attn", "moe_experts", "moe_shared"]
 """The paper's list; Qwen3's mixtures have no shared experts, so the last one is a warning."""
 
@@ -30,10 +31,10 @@ ATTENTION_AND_EXPERTS = ["attn", "moe_experts", "moe_shared"]
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
-        ("llama", (1, 1, 1, 1)),
+        pytest.param("llama", (1, 1, 1, 1), marks=FULL),
         ("qwen3", (2, 2, 1, 1)),
         ("llama", (2, 1, 2, 1)),
-        ("qwen3_moe", (2, 1, 1, 2)),
+        pytest.param("qwen3_moe", (2, 1, 1, 2), marks=FULL),
     ],
 )
 def test_full_fine_tuning_is_published(tmp_path: Path, kind: str, layout: Layout):
@@ -46,9 +47,9 @@ def test_full_fine_tuning_is_published(tmp_path: Path, kind: str, layout: Layout
     [
         ("llama", (1, 1, 1, 1), None),
         ("qwen3", (2, 2, 1, 1), ["attn", "mlp"]),
-        ("llama", (2, 1, 2, 1), ["mlp"]),
-        ("qwen3_moe", (1, 1, 1, 1), ATTENTION_AND_EXPERTS),
-        ("qwen3_moe", (2, 1, 2, 1), ["moe_experts"]),
+        pytest.param("llama", (2, 1, 2, 1), ["mlp"], marks=FULL),
+        pytest.param("qwen3_moe", (1, 1, 1, 1), ATTENTION_AND_EXPERTS, marks=FULL),
+        pytest.param("qwen3_moe", (2, 1, 2, 1), ["moe_experts"], marks=FULL),
         ("qwen3_moe", (2, 2, 1, 1), ATTENTION_AND_EXPERTS),
         ("qwen3_moe", (2, 1, 1, 2), ATTENTION_AND_EXPERTS),
     ],
@@ -104,17 +105,19 @@ def hf_run(folder: Path, data: Path, out: Path) -> None:
     [
         ("llama", (2, 2, 1, 1), (2, 2, 1, 1), {}),
         ("qwen3_moe", (2, 1, 1, 2), (2, 1, 1, 2), {"use_lora": True}),
-        (
+        pytest.param(
             "qwen3_moe",
             (2, 1, 1, 2),
             (2, 1, 1, 2),
             {"use_lora": True, "lora_target_groups": ["moe_experts"]},
+            marks=FULL,
         ),
-        (
+        pytest.param(
             "qwen3_moe",
             (2, 1, 1, 2),
             (2, 1, 1, 2),
             {"use_lora": True, "lora_target_groups": ["attn"]},
+            marks=FULL,
         ),
         ("qwen3", (1, 1, 1, 1), (2, 1, 1, 1), {}),
     ],
@@ -144,10 +147,10 @@ def test_a_state_of_another_layout_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "layout", "changes"),
     [
-        ("qwen3", (2, 2, 1, 1), {}),
+        pytest.param("qwen3", (2, 2, 1, 1), {}, marks=FULL),
         ("qwen3_moe", (2, 1, 1, 2), {}),
         ("qwen3_moe", (2, 1, 2, 1), {"use_lora": True}),
-        ("qwen3_moe", (2, 1, 1, 2), {"use_lora": True}),
+        pytest.param("qwen3_moe", (2, 1, 1, 2), {"use_lora": True}, marks=FULL),
     ],
 )
 def test_a_state_of_any_layout_is_exported_by_one_process(

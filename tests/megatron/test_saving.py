@@ -83,7 +83,11 @@ SHARDED = {"megatron": {"use_megatron_fsdp": True}}
 
 @pytest.mark.parametrize(
     ("layout", "changes"),
-    [((2, 2, 1, 1), {}), ((2, 2, 1, 1), {"use_lora": True}), ((2, 1, 1, 1), SHARDED)],
+    [
+        ((2, 2, 1, 1), {}),
+        pytest.param((2, 2, 1, 1), {"use_lora": True}, marks=pytest.mark.full),
+        ((2, 1, 1, 1), SHARDED),
+    ],
 )
 def test_a_state_is_the_steps_though_training_goes_on_while_it_is_written(
     tmp_path: Path, place: tuple[Path, Path, Path], layout: Layout, changes: dict[str, object]

@@ -28,6 +28,7 @@ from tevatron.trainer.program.settings import RankEnvironment
 from tevatron.trainer.program.states import list_states
 from tevatron.trainer.program.train import train_with
 
+FULL = pytest.mark.full
 SHARDED = {"megatron": {"use_megatron_fsdp": True}}
 NUMBERS = ("eval_loss", "eval_ndcg@10")
 
@@ -81,10 +82,10 @@ def hf_run(folder: Path, data: Path, held_out: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "layout", "changes"),
     [
-        ("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2}),
+        pytest.param("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2}, marks=FULL),
         ("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2, **SHARDED}),
         ("qwen3", (2, 2, 1, 1), {"packing_max_tokens": 64}),
-        ("qwen3", (2, 1, 2, 1), {"packing": False}),
+        pytest.param("qwen3", (2, 1, 2, 1), {"packing": False}, marks=FULL),
         ("qwen3_moe", (2, 1, 1, 2), {"per_device_train_batch_size": 2}),
     ],
 )
@@ -126,7 +127,7 @@ def test_validation_changes_nothing_of_the_training(place: Place):
 BEST = {"load_best_model_at_end": True, "learning_rate": 3e-3, "max_steps": 24}
 
 
-@pytest.mark.parametrize("changes", [{}, SHARDED])
+@pytest.mark.parametrize("changes", [{}, pytest.param(SHARDED, marks=FULL)])
 def test_the_best_step_is_kept_published_and_known_to_a_resumed_run(
     place: Place, changes: dict[str, object]
 ):

@@ -162,7 +162,7 @@ def test_it_ends_with_its_processes_on_sigterm(vllm_server):
     wait_for(lambda: not any(map(_is_alive, processes)), what="vLLM's processes to end")
 
 
-@pytest.mark.parametrize("killed", ["server", "engine"])
+@pytest.mark.parametrize("killed", [pytest.param("server", marks=pytest.mark.full), "engine"])
 def test_none_outlives_the_other(folder, tmp_path, killed):
     with _server("vllm", folder, tmp_path / "log") as server:
         processes = _ready(server).engine_processes()

@@ -203,6 +203,7 @@ def test_cancel_ends_every_step(bench: Bench, slurm: Slurm) -> None:
 
 @needs_slurm
 @pytest.mark.db
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_killed_processes_of_a_node_are_another_attempt_that_resumes(
     bench: Bench, slurm: Slurm

@@ -126,6 +126,7 @@ def test_two_ranks_measure_held_out_rows_as_one_and_end_at_the_same_step(llama, 
     assert of_type(events, "exported") == [{"step": 1}]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_failure_is_reported_and_ends_all_ranks(llama, tmp_path):
     dataset = tmp_path / "train.jsonl"

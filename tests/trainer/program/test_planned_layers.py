@@ -160,7 +160,10 @@ def test_a_layer_keeps_what_the_plan_says(kind: str, given: dict[str, object]):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:The .grad attribute")
-@pytest.mark.parametrize(("kind", "given"), [("qwen3", {}), ("llama", {"use_lora": True})])
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [("qwen3", {}), pytest.param("llama", {"use_lora": True}, marks=pytest.mark.full)],
+)
 def test_a_compiled_layer_keeps_what_the_plan_says(kind: str, given: dict[str, object]):
     test_a_layer_keeps_what_the_plan_says(kind, {"torch_compile": True, **given})
 
