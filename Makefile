@@ -23,7 +23,7 @@ COMPOSE_ARGS ?= -q
 help:
 	@echo "make demo      train, serve and evaluate a small reranker on this machine"
 	@echo "               (DATA=<BEIR folder> QUERIES=<n> MODEL=<folder or hub id> for other input)"
-	@echo "make test      lint, types, import borders and all tests"
+	@echo "make test      lint, types, import borders and the tests"
 	@echo "make test-full      the same, and the combinations that make test leaves out"
 	@echo "make test-megatron  the tests of the megatron backend alone (sets up .venv-megatron, 5 GB)"
 	@echo "make test-vllm  the tests of the vllm engine alone (sets up .venv-vllm, 2 GB)"
