@@ -9,19 +9,19 @@ import pytest
 from tests.integration.live_stack import LiveStack, make_inputs, train_job
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stack")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(inputs: Path) -> Iterator[LiveStack]:
     with LiveStack.running(inputs) as running:
         make_inputs(running, inputs)
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def checkpoint(stack: LiveStack) -> str:
     """Train for two steps and return the id of the checkpoint."""
     job = stack.wait_succeeded(stack.submit(train_job()))
