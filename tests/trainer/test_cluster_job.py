@@ -57,8 +57,11 @@ def name_of(job_id: str, attempt: int = 1) -> str:
 
 
 def test_a_worker_goes_and_another_one_watches_the_same_ranks_to_their_end(
-    bench: Bench, kubernetes: FakeKubernetes
+    bench: Bench, kubernetes: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     bench.behave(steps=60, step_s=0.1, save_steps=1000)
     job_id = bench.train(num_processes=4, num_nodes=2)
     with bench.working():
@@ -75,6 +78,7 @@ def test_a_worker_goes_and_another_one_watches_the_same_ranks_to_their_end(
     assert bench.steps(job_id, 1) + bench.steps(job_id, 2) == list(range(1, 61))
     assert len([line for line in kubernetes.requests if line.startswith("POST")]) == 1
     assert kubernetes.jobsets == {}
+    assert list(temporary.iterdir()) == []
     log = (bench.run(job_id) / "attempt-2.log").read_text()
     assert "stand-in rank 1 of 4 runs" in log
     assert "stand-in rank 2 of 4 runs" not in log

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,14 @@ class Node:
     def run(self) -> int:
         """Run torchrun to its end; return the exit status of this node."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        process = self._start()
+        with tempfile.TemporaryDirectory(
+            prefix="tevatron-torchrun-", ignore_cleanup_errors=True
+        ) as folder:
+            status = self._wait(self._start(Path(folder)))
+        self._note_end(status)
+        return status if status >= 0 else 128 - status
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
         read_watch_at = 0.0
         while (status := process.poll()) is None:
             time.sleep(_POLL_S)
@@ -127,12 +135,13 @@ class Node:
                 process.kill()  # The ranks die with it.
             elif self._told_at is None and (self._signalled or watch is Watch.UNWATCHED):
                 self._tell(process, why="SIGTERM" if self._signalled else "nobody watches")
-        self._note_end(status)
-        return status if status >= 0 else 128 - status
+        return status
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, ranks_folder: Path) -> subprocess.Popen[bytes]:
         argv = [
             *(sys.executable, "-m", "torch.distributed.run"),
+            # torchrun would leave a folder of its own behind.
+            *("--log-dir", str(ranks_folder)),
             *torchrun_arguments(self._place, ranks_per_node=self._ranks),
             *("-m", *self._program),
         ]
