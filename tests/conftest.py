@@ -26,6 +26,8 @@ from sqlalchemy import Engine, make_url
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+gc.disable()  # until all is imported: most of what an import makes stays
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # so that `tests.support` is found under --import-mode=importlib
 
@@ -66,6 +68,7 @@ def pytest_collection_finish() -> None:
     # Else each collection of a training or a server in this process would look at all that the tests import.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 """Generated requests against the documented API: no 5xx, no status, media type or body that is not documented.
 
-20 examples an operation here; `SCHEMATHESIS_EXAMPLES=200 python -m pytest tests/api/test_schemathesis.py` for more.
+10 examples an operation here; `SCHEMATHESIS_EXAMPLES=200 python -m pytest tests/api/test_schemathesis.py` for more.
 Event streams are left out: see test_stream.py.
 """
 
@@ -17,7 +17,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from tests.support.resources import make_resources
 
-EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "10"))
 LIVE_BODY = {"model": "base", "dataset": "train", "checkpoint": "tune", "scorers": ["served"]}
 DOCUMENTED = (
     "not_a_server_error",
@@ -28,7 +28,7 @@ DOCUMENTED = (
 )
 # Each of these sends requests of its own for every example: the long run leaves them to the short one.
 PROBING = ("missing_required_header", "unsupported_method", "ignored_auth")
-SHORT_RUN = 20
+SHORT_RUN = 10
 
 
 def is_live(value: object) -> bool:

@@ -13,6 +13,7 @@ from tevatron.core.formats.training import read_training
 pytestmark = [pytest.mark.e2e, pytest.mark.db]
 
 
+@pytest.mark.full
 def test_killed_while_it_annotates(stack: LiveStack, checkpoint: str) -> None:
     tune = train_job()
     tune.dataset = From(source="teach")

@@ -83,6 +83,7 @@ def test_what_is_killed_beside_the_ranks_leaves_them_untouched(stack: LiveStack)
         assert stack.pid(part) != pid
 
 
+@pytest.mark.full
 def test_a_job_that_is_queued_when_valkey_loses_its_data_runs_all_the_same(
     stack: LiveStack,
 ) -> None:

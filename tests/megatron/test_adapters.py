@@ -36,7 +36,9 @@ def probe_scores(model: PreTrainedModel | PeftModel, published: Path) -> list[fl
         ("qwen3", (2, 1, 2, 1), {"lora_target_modules": ["linear_qkv", "linear_fc2"]}),
         pytest.param("qwen3_moe", (2, 1, 1, 2), EXPERTS, marks=FULL),
         ("qwen3_moe", (2, 1, 1, 2), EACH),
-        ("qwen3_moe", (2, 2, 1, 1), {"lora_target_groups": ["moe_experts"]}),
+        pytest.param(
+            "qwen3_moe", (2, 2, 1, 1), {"lora_target_groups": ["moe_experts"]}, marks=FULL
+        ),
         pytest.param(
             "qwen3_moe",
             (2, 1, 1, 2),

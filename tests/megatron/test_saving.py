@@ -86,7 +86,7 @@ SHARDED = {"megatron": {"use_megatron_fsdp": True}}
     [
         ((2, 2, 1, 1), {}),
         pytest.param((2, 2, 1, 1), {"use_lora": True}, marks=pytest.mark.full),
-        ((2, 1, 1, 1), SHARDED),
+        pytest.param((2, 1, 1, 1), SHARDED, marks=pytest.mark.full),
     ],
 )
 def test_a_state_is_the_steps_though_training_goes_on_while_it_is_written(

@@ -50,7 +50,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [
-        ("llama", "optim"),
+        pytest.param("llama", "optim", marks=FULL),
         ("llama", "optim_grads"),
         ("llama", "optim_grads_params"),
         pytest.param("qwen3", "optim", marks=FULL),

@@ -83,7 +83,9 @@ def hf_run(folder: Path, data: Path, held_out: Path, out: Path) -> None:
     ("kind", "layout", "changes"),
     [
         pytest.param("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2}, marks=FULL),
-        ("qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2, **SHARDED}),
+        pytest.param(
+            "qwen3", (2, 1, 1, 1), {"per_device_train_batch_size": 2, **SHARDED}, marks=FULL
+        ),
         ("qwen3", (2, 2, 1, 1), {"packing_max_tokens": 64}),
         pytest.param("qwen3", (2, 1, 2, 1), {"packing": False}, marks=FULL),
         ("qwen3_moe", (2, 1, 1, 2), {"per_device_train_batch_size": 2}),

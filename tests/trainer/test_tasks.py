@@ -85,7 +85,7 @@ def test_the_program_gets_its_configuration(bench: Bench) -> None:
     assert "stand-in rank 0 of 1 runs" in (bench.run(job_id) / "attempt-1.log").read_text()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_killed_rank_is_another_attempt_from_the_last_saved_state(
     bench: Bench, num_processes: int
 ) -> None:

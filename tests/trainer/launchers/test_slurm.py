@@ -224,6 +224,7 @@ def test_killed_processes_of_a_node_are_another_attempt_that_resumes(
 
 @needs_slurm
 @pytest.mark.db
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_worker_goes_and_another_one_watches_the_same_steps(bench: Bench, slurm: Slurm) -> None:
     bench.behave(steps=40, step_s=0.1, save_steps=1000)

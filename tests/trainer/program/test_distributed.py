@@ -100,6 +100,7 @@ def test_two_ranks_learn_as_one_also_across_a_stop(llama, dataset, tmp_path):
     assert of_type(events, "exported") == [{"step": 24}]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_two_ranks_measure_held_out_rows_as_one_and_end_at_the_same_step(llama, dataset, tmp_path):
     # Three rows: one rank has two of them, with a pass more. Nothing is learnt, so that the second is no better.
