@@ -174,7 +174,9 @@ def clone_into_a_long_training(walk: Walk) -> None:
     box = page.locator("[name=spec]")
     spec = json.loads(box.input_value())
     spec["name"], spec["validation"] = "long", "rows"
-    spec["arguments"] |= {"max_steps": 100_000, "eval_steps": 5, "load_best_model_at_end": True}
+    # Not every step: the page, the browser and the stack would be busy with nothing else.
+    steps = {"max_steps": 100_000, "logging_steps": 4, "eval_steps": 20, "save_steps": 20}
+    spec["arguments"] |= {**steps, "load_best_model_at_end": True}
     box.fill(json.dumps(spec))
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("long")
