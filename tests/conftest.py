@@ -65,10 +65,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 def pytest_collection_finish() -> None:
-    # Else each collection of a training or a server in this process would look at all that the tests import.
+    leave_to_itself()
+    gc.enable()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        leave_to_itself()
+
+
+def leave_to_itself() -> None:
+    """Collect, then leave what stays alone: a training or server in this process collects often, and would look at it all."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
