@@ -78,17 +78,15 @@ def test_an_architecture_that_the_bridge_lacks_is_refused(folder):
 
 @pytest.fixture(scope="module")
 def twenty_steps(folder):
-    """Return loss and gradient norm of each of twenty steps on a layout; those on one rank are made once."""
-    made: dict[str, list[tuple[float, float]]] = {}
+    """Return loss and gradient norm of each of twenty steps on a layout, made once."""
+    made: dict[tuple[str, Layout], list[tuple[float, float]]] = {}
 
     def get(kind: str, layout: Layout) -> list[tuple[float, float]]:
-        if layout == ONE and kind in made:
-            return made[kind]
-        options = arguments(layout, packing_max_tokens=512)
-        steps = on_ranks(layout[0], scores_and_steps, folder(kind), options, 20)[0][1]
-        if layout == ONE:
-            made[kind] = steps
-        return steps
+        if (kind, layout) not in made:
+            options = arguments(layout, packing_max_tokens=512)
+            ranks = on_ranks(layout[0], scores_and_steps, folder(kind), options, 20)
+            made[kind, layout] = ranks[0][1]
+        return made[kind, layout]
 
     return get
 
