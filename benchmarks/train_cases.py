@@ -38,7 +38,27 @@ _SIZES = {
     "qwen3-4b": (2560, 9728, 36, 32),
     "qwen3-8b": (4096, 12288, 36, 32),
 }
-MODELS = (*_SIZES, "qwen3-30b-a3b")
+_EXPERTS: dict[str, dict[str, object]] = {
+    "qwen3-moe-tiny": {
+        "num_key_value_heads": 2,
+        "hidden_size": 256,
+        "moe_intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+    },
+    "qwen3-30b-a3b": {
+        "num_key_value_heads": 4,
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+}
+MODELS = (*_SIZES, *_EXPERTS)
 
 Prompts = list[list[int]]
 """The prompts of one query."""
@@ -46,20 +66,14 @@ Prompts = list[list[int]]
 
 def model_config(name: str) -> dict[str, object]:
     """Return the config.json of the published shape of that name."""
-    if name == "qwen3-30b-a3b":
+    if name in _EXPERTS:
         return {
             **_QWEN3,
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",
-            "num_key_value_heads": 4,
-            "hidden_size": 2048,
             "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
             "norm_topk_prob": True,
+            **_EXPERTS[name],
         }
     hidden, ffn, layers, heads = _SIZES[name]
     return {

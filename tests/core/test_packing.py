@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tevatron.core.packing import pack, waste
+from tevatron.core.packing import pack, spread, waste
 
 
 def _lengths(count, seed=0):
@@ -92,3 +92,15 @@ def test_many_long_items_are_levelled_quickly():
     started = time.process_time()
     pack(lengths, max_tokens=8192)
     assert time.process_time() - started < 10
+
+
+def test_spread_literal_small_case():
+    assert spread([100, 90, 20, 10], num_bins=2) == [[0, 3], [1, 2]]
+    assert spread([5], num_bins=3) == [[0], [], []]
+    assert spread([], num_bins=2) == [[], []]
+
+
+def test_eight_replicas_of_sixteen_queries_are_within_a_hundredth():
+    lengths = [sum(_lengths(8, seed)) for seed in range(128)]
+    filled = _filled(lengths, spread(lengths, num_bins=8))
+    assert max(filled) <= 1.01 * sum(filled) / 8

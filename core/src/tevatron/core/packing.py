@@ -23,10 +23,20 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     long = [[index] for index in order if lengths[index] > max_tokens]
     order = order[len(long) :]
     bins = _best_fit(lengths, order, max_tokens)
-    level = _level(lengths, order, num_bins=len(bins))
+    level = _fill(lengths, order, num_bins=len(bins))
     if all(sum(lengths[index] for index in indices) <= max_tokens for indices in level):
         bins = level
     return sorted(sorted(indices) for indices in long + bins)
+
+
+def spread(lengths: Sequence[int], *, num_bins: int) -> list[list[int]]:
+    """Place items into so many bins, evenly filled, however much that is; return their indices by bin.
+
+    The longest go first, each onto the emptiest bin, and swaps out of the fullest one level the rest. Every index
+    appears exactly once; equal input gives equal output; a bin is empty where there are more bins than items.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [sorted(indices) for indices in _fill(lengths, order, num_bins=num_bins)]
 
 
 def waste(lengths: Sequence[int], bins: Sequence[Sequence[int]]) -> float:
@@ -59,7 +69,7 @@ def _best_fit(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> 
     return bins
 
 
-def _level(lengths: Sequence[int], order: Sequence[int], *, num_bins: int) -> list[list[int]]:
+def _fill(lengths: Sequence[int], order: Sequence[int], *, num_bins: int) -> list[list[int]]:
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     heap = [(0, place) for place in range(num_bins)]
     for index in order:

@@ -11,4 +11,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
     `torch.tensor(..., device=)` and `.to(device)` wait: whoever launches kernels then cannot be ahead of the GPU.
     """
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type != "cuda":
+        return tensor
+    # Pinning copies the memory as it is; an expanded tensor has one number at several places.
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)

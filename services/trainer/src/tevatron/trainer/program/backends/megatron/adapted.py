@@ -10,6 +10,8 @@ Shapes: T tokens sorted by expert, E experts of this rank, I input size, O outpu
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,53 +75,55 @@ class AdaptedExperts(LoRALinear):  # type: ignore[misc]
             )
             return found
         down, up = self.adapter.linear_in.weight, self.adapter.linear_out.weight
-        if down.dim() == 2:
-            down = down.expand(experts.num_gemms, -1, -1)
-            up = up.expand(experts.num_gemms, -1, -1)
         scale = self.adapter.alpha / self.adapter.dim
         ends_E = ends_of(tokens_per_expert, x.device)
         return adapted_product(x, experts.stacked(), down, up * scale, ends_E), None
 
 
 def adapted_product(
-    tokens_TI: Tensor, weight_EOI: Tensor, down_ERI: Tensor, up_EOR: Tensor, ends_E: Tensor
+    tokens_TI: Tensor, weight_EOI: Tensor, down: Tensor, up: Tensor, ends_E: Tensor
 ) -> Tensor:
-    """Return each expert's tokens times its frozen matrix plus its adapter's two, [T, O].
+    """Return each expert's tokens times its frozen matrix plus the product with an adapter's two, [T, O].
 
     Args:
+        down: [R, I] of an adapter that all experts share, or [E, R, I].
+        up: [O, R] or [E, O, R].
         ends_E: Where each expert's tokens end; the last one is T.
     """
-    found: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
-        tokens_TI, weight_EOI, down_ERI.contiguous(), up_EOR.contiguous(), ends_E
-    )
+    found: Tensor = _AdaptedProduct.apply(tokens_TI, weight_EOI, down, up, ends_E)  # type: ignore[no-untyped-call]
     return found
 
 
 class _AdaptedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        tokens_TI: Tensor,
-        weight_EOI: Tensor,
-        down_ERI: Tensor,
-        up_EOR: Tensor,
-        ends_E: Tensor,
+        ctx: Any, tokens_TI: Tensor, weight_EOI: Tensor, down: Tensor, up: Tensor, ends_E: Tensor
     ) -> Tensor:
-        hidden_TR = F.grouped_mm(tokens_TI, down_ERI.mT, offs=ends_E)
-        ctx.save_for_backward(tokens_TI, weight_EOI, down_ERI, up_EOR, ends_E, hidden_TR)
+        hidden_TR = _product(down, ends_E)(tokens_TI, down.mT)
+        ctx.save_for_backward(tokens_TI, weight_EOI, down, up, ends_E, hidden_TR)
         found_TO = F.grouped_mm(tokens_TI, weight_EOI.mT, offs=ends_E)
-        return found_TO.add_(F.grouped_mm(hidden_TR, up_EOR.mT, offs=ends_E))
+        return _add_product(found_TO, hidden_TR, up.mT, ends_E)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
-        tokens_TI, weight_EOI, down_ERI, up_EOR, ends_E, hidden_TR = ctx.saved_tensors
+        tokens_TI, weight_EOI, down, up, ends_E, hidden_TR = ctx.saved_tensors
+        product = _product(down, ends_E)
         grad_TO = grads[0].contiguous()
-        grad_TR = F.grouped_mm(grad_TO, up_EOR, offs=ends_E)
+        grad_TR = product(grad_TO, up)
         grad_TI = F.grouped_mm(grad_TO, weight_EOI, offs=ends_E)
-        grad_TI.add_(F.grouped_mm(grad_TR, down_ERI, offs=ends_E))
-        grad_ERI = F.grouped_mm(grad_TR.t(), tokens_TI, offs=ends_E)
-        grad_EOR = F.grouped_mm(grad_TO.t(), hidden_TR, offs=ends_E)
-        return grad_TI, None, grad_ERI, grad_EOR, None
+        _add_product(grad_TI, grad_TR, down, ends_E)
+        return grad_TI, None, product(grad_TR.t(), tokens_TI), product(grad_TO.t(), hidden_TR), None
+
+
+def _product(adapter: Tensor, ends_E: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return how tokens meet an adapter's matrices: one that all experts share, or each expert's own."""
+    return torch.mm if adapter.dim() == 2 else partial(F.grouped_mm, offs=ends_E)
+
+
+def _add_product(found: Tensor, left: Tensor, adapter: Tensor, ends_E: Tensor) -> Tensor:
+    if adapter.dim() == 2:
+        return found.addmm_(left, adapter)
+    return found.add_(_product(adapter, ends_E)(left, adapter))
 
 
 def shared_adapters(chunk: Any) -> list[nn.Parameter]:

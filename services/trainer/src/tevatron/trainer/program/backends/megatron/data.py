@@ -1,13 +1,20 @@
-"""A replica's groups step by step, from any step on. Sampling, order and rendering are the shared ones."""
+"""A replica's groups step by step, from any step on. Sampling, order and rendering are the shared ones.
+
+Replicas meet at the end of a step, and in every layer with experts: the one with the most tokens is waited for. So a
+step's groups are divided anew before it, which changes no loss: a step's is the mean over all of its groups.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from torch.utils.data import DataLoader, Sampler
 
+from tevatron.core.packing import spread
 from tevatron.trainer.program.data.groups import Group, GroupDataset
 from tevatron.trainer.program.data.sampling import Sampling
 from tevatron.trainer.program.data.schedule import Draw, Schedule
@@ -55,3 +62,18 @@ def step_loader(
         # Its own generator: iterating must not draw from the one that dropout uses.
         generator=torch.Generator(),
     )
+
+
+def share_evenly(groups: list[Group]) -> list[Group]:
+    """Return this replica's part of what all replicas have for a step, with about as many tokens as every other's.
+
+    Every rank must call it. Two replicas of 16 queries of 8 pairs differ by 8 % on average otherwise, eight by more.
+    """
+    replicas = parallel_state.get_data_parallel_group()
+    if replicas.size() == 1:
+        return groups
+    found: list[list[Group] | None] = [None] * replicas.size()
+    dist.all_gather_object(found, groups, group=replicas)
+    every = list(chain.from_iterable(part for part in found if part))
+    lengths = [sum(map(len, group.prompts)) for group in every]
+    return [every[index] for index in spread(lengths, num_bins=replicas.size())[replicas.rank()]]

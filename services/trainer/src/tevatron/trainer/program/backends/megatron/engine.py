@@ -22,6 +22,7 @@ from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.nn.forward import YesNoHead
 from tevatron.core.nn.sending import sent
 from tevatron.trainer.program.backends.megatron.adapted import shared_adapters, sum_gradients
+from tevatron.trainer.program.backends.megatron.data import share_evenly
 from tevatron.trainer.program.backends.megatron.model import MegatronModel
 from tevatron.trainer.program.backends.megatron.optimizer import set_rate
 from tevatron.trainer.program.backends.megatron.parallel import Ranks
@@ -77,6 +78,8 @@ class Engine:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         set_rate(self.optimizer, rate)
+        if self.arguments.packing:
+            groups = share_evenly(groups)
         passes = choose_passes(groups, self.arguments)
         # Ranks meet in every pass: in the stages of the pipeline and where tokens are sent to their experts.
         num_passes = self.ranks.most(len(passes))

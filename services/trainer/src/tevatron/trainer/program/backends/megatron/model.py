@@ -22,7 +22,7 @@ from megatron.core.utils import unwrap_model
 from tevatron.core.contracts.train import TrainArguments
 from tevatron.core.errors import ConfigError
 from tevatron.core.nn.loading import DTYPES
-from tevatron.trainer.program.backends.megatron.dispatch import use_gathers
+from tevatron.trainer.program.backends.megatron.dispatch import gather_tokens
 from tevatron.trainer.program.backends.megatron.grouped import with_frozen_experts
 from tevatron.trainer.program.backends.megatron.lora import adapt
 from tevatron.trainer.program.backends.megatron.parallel import Ranks, has_transformer_engine
@@ -89,6 +89,9 @@ def build_model(
         use_cpu_initialization=ranks.device.type == "cpu",
         mixed_precision_wrapper=Float16Module,
     )
+    if not provider.moe_permute_fusion:
+        for chunk in chunks:
+            gather_tokens(chunk)
     ddp = _ddp_config(arguments, ranks)
     if ddp.use_megatron_fsdp:
         (chunk,) = chunks
@@ -138,6 +141,7 @@ def configure(provider: Any, arguments: TrainArguments, ranks: Ranks) -> None:
     provider.cross_entropy_loss_fusion = False
     if is_moe:
         provider.moe_grouped_gemm = own.moe_grouped_gemm
+        provider.moe_shared_expert_overlap = False
         provider.moe_router_load_balancing_type = own.moe_router_load_balancing_type
         provider.moe_aux_loss_coeff = own.moe_aux_loss_coeff
         provider.moe_z_loss_coeff = own.moe_z_loss_coeff
@@ -149,10 +153,8 @@ def configure(provider: Any, arguments: TrainArguments, ranks: Ranks) -> None:
     provider.moe_permute_fusion = own.moe_permute_fusion
     has_fused = has_transformer_engine() and ranks.device.type == "cuda"
     _choose_kernels(provider, has_fused=has_fused)
-    if is_moe:
-        use_gathers()
-        if has_fused and own.moe_grouped_gemm and arguments.use_lora:
-            provider.transformer_layer_spec = with_frozen_experts(provider.transformer_layer_spec)
+    if is_moe and has_fused and own.moe_grouped_gemm and arguments.use_lora:
+        provider.transformer_layer_spec = with_frozen_experts(provider.transformer_layer_spec)
 
 
 def _choose_kernels(provider: Any, *, has_fused: bool) -> None:
@@ -214,7 +216,8 @@ def _ddp_config(arguments: TrainArguments, ranks: Ranks) -> DistributedDataParal
         overlap_grad_reduce=own.use_megatron_fsdp or (on_gpu and ranks.layout.data > 1),
         grad_reduce_in_fp32=True,
         check_for_nan_in_grad=False,
-        average_in_collective=False,
+        # gloo, of tests on the CPU, has sums alone.
+        average_in_collective=on_gpu and not own.use_megatron_fsdp,
     )
 
 
