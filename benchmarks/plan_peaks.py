@@ -104,7 +104,7 @@ def planned(case: Case, *, tokens: int) -> MemoryParts:
         use_lora=case.lora,
         lora_target_groups=case.lora_groups,
         gradient_checkpointing=case.recompute,
-        fsdp=case.fsdp,
+        fsdp=case.fsdp if case.backend == "hf" else "",
         torch_compile=case.compile,
         megatron=case.megatron,
     )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from tevatron.core.contracts.megatron import MegatronArguments
 from tevatron.core.layout import Layout
 from tevatron.core.model_shape import ModelShape
-from tevatron.core.packing import pack
+from tevatron.core.packing import pack, spread
 
 PEAK_FLOPS = 795e12
 """bf16 FLOP/s of an H200 as measured by a large matrix product, which the shares refer to."""
@@ -206,17 +206,20 @@ class Case:
         """Return the most tokens, padding included, that a timed step has in one pass of a replica."""
         found = []
         for step in self.step_groups()[self.warmup :]:
-            for replica in range(self.layout.data):
-                lengths = [
-                    sum(len(prompt) for prompt in query)
-                    for query in step[replica :: self.layout.data]
-                ]
+            for lengths in self._replicas([sum(map(len, query)) for query in step]):
                 if self.packed:
                     bins = pack(lengths, max_tokens=self.tokens)
                     found += [sum(lengths[index] for index in one) for one in bins]
                 else:
                     found.append(sum(lengths[: self.micro_batch]))
         return max(found)
+
+    def _replicas(self, lengths: list[int]) -> list[list[int]]:
+        """Divide a step's queries among the replicas, as the backend does it."""
+        count = self.layout.data
+        if self.packed and self.backend == "megatron":
+            return [[lengths[at] for at in part] for part in spread(lengths, num_bins=count)]
+        return [lengths[replica::count] for replica in range(count)]
 
     def useful_tokens(self) -> int:
         """Return the tokens of the timed steps, padding left out."""
