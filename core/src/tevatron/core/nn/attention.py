@@ -38,7 +38,9 @@ _ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, though nobody changes it: torch 2.11 looks into frozen dataclasses that pass compiled code, and would compile
+# anew for each number of prompts.
+@dataclass(slots=True)
 class Segments:
     """Where the prompts of a packed row begin and end."""
 
