@@ -140,25 +140,75 @@ def test_a_call_of_a_fast_engine_is_of_several_passes():
     assert engine.sizes[1] > engine.sizes[0]
 
 
-def test_large_requests_get_equal_shares():
+def test_requests_of_one_size_end_one_after_the_other():
     engine = _Steps()
 
     async def test(batcher):
-        first = _ask(batcher, _prompts(1, 300, 100))
-        await engine.wait_for_call()
-        others = [_ask(batcher, _prompts(name, 300, 100)) for name in (2, 3)]
-        for _ in range(13):
-            engine.step()
-            await engine.wait_for_call()
-        served = [name for call in engine.calls[1:] for name in call]
-        shares = {name: served.count(name) for name in (1, 2, 3)}
-        # 12 calls of 10 prompts: 40 each, but for the head start of a quarter of a call.
-        assert all(34 <= share <= 46 for share in shares.values()), shares
-        for task in (first, *others):
-            task.cancel()
-        engine.step(10)
+        asked = [_ask(batcher, _prompts(name, 20, 100)) for name in (1, 2, 3)]
+        engine.step(6)
+        await asyncio.gather(*asked)
+        assert engine.calls == [[name] * 10 for name in (1, 1, 2, 2, 3, 3)]
 
     _run(test, engine)
+
+
+def _with_equal_shares(sizes, joins, call):
+    """Return the call after which each request would be through, had each call been shared equally; by hand."""
+    left, ends = {}, {}
+    number = 0
+    while len(ends) < len(sizes):
+        left |= {name: sizes[name] for name, join in joins.items() if join == number}
+        number += 1
+        tokens = float(call)
+        while left and tokens > 1e-9:
+            each = min(tokens / len(left), min(left.values()))
+            tokens -= each * len(left)
+            left = {name: size - each for name, size in left.items()}
+            for name in [name for name, size in left.items() if size <= 1e-9]:
+                ends[name] = number
+                del left[name]
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_is_through_later_than_with_equal_shares(seed):
+    draw = random.Random(seed)
+    counts = {name: draw.choice([1, 2, 30, 100]) for name in range(1, 25)}
+    joins = {name: draw.randrange(40) if name > 1 else 0 for name in counts}
+    sizes = {name: count * 100 for name, count in counts.items()}
+
+    async def decide():
+        # Without threads: what a call takes is decided in `_take` alone.
+        batcher = Batcher(
+            FakeEngine(),
+            threads=ThreadPoolExecutor(1),
+            pass_tokens=CALL,
+            calls_at_once=1,
+            wait_s=0.0,
+            limits=Limits(max_queue_tokens=10**9, deadline_s=30),
+            meters=Meters(),
+        )
+        for task in batcher._tasks:
+            task.cancel()
+        ends, left = {}, dict(counts)
+        for number in range(400):
+            for name, join in joins.items():
+                if join == number:
+                    ticket = batcher.admit(num_prompts=counts[name], expected_tokens=sizes[name])
+                    ticket.add(_prompts(name, counts[name], 100))
+            for ticket, prompt in batcher._take():
+                ticket.settle(prompt, 0.0)
+                left[prompt.ids[0]] -= 1
+                if left[prompt.ids[0]] == 0:
+                    ends[prompt.ids[0]] = number + 1
+                    ticket.close()
+        return ends
+
+    found = asyncio.run(decide())
+    fair = _with_equal_shares(sizes, joins, CALL)
+    assert set(found) == set(counts)
+    assert {name: end for name, end in found.items() if end > fair[name]} == {}
+    assert sum(found.values()) < sum(fair.values())
 
 
 def test_a_stream_of_small_requests_does_not_starve_a_large_one():
@@ -168,42 +218,32 @@ def test_a_stream_of_small_requests_does_not_starve_a_large_one():
         big = _ask(batcher, _prompts(1, 200, 100))
         await engine.wait_for_call()
         small = []
-        for _ in range(60):
-            # As many as a call holds arrive before each call.
-            small += [_ask(batcher, _prompts(2, 2, 100)) for _ in range(5)]
+        for _ in range(100):
+            # They take four fifths of the calls.
+            small += [_ask(batcher, _prompts(2, 2, 100)) for _ in range(4)]
             engine.step()
             await engine.wait_for_call()
-        served = [name for call in engine.calls for name in call]
-        # More and more requests wait, and it is one of them.
-        assert served.count(1) >= 30
+        assert big.done()
         engine.step(1000)
         await asyncio.gather(*small, big)
 
     _run(test, engine)
 
 
-def test_who_comes_late_with_more_prompts_has_saved_nothing_up():
-    engine = _Steps()
-
+def test_a_request_that_takes_more_than_expected_has_no_larger_share():
     async def test(batcher):
-        late = batcher.admit(num_prompts=100, expected_tokens=10_000)
-        late.add(_prompts(2, 1, 100))
-        await engine.wait_for_call()
-        steady = _ask(batcher, _prompts(1, 100, 100))
-        for _ in range(5):
-            engine.step()
-            await engine.wait_for_call()
-        late.add(_prompts(2, 99, 100))
-        for _ in range(4):
-            engine.step()
-            await engine.wait_for_call()
-        after = [name for call in engine.calls[-3:] for name in call]
-        assert 8 <= after.count(1) <= 22
-        late.close()
-        engine.step(1000)
-        await steady
+        honest = batcher.admit(num_prompts=10, expected_tokens=1000)
+        other = batcher.admit(num_prompts=10, expected_tokens=10)
+        other.add(_prompts(2, 10, 200))
+        assert (honest.fair_end, other.fair_end) == (1000, 2000)
+        honest.add(_prompts(1, 5, 100))
+        assert honest.fair_end == 1000
+        honest.add(_prompts(1, 5, 20))
+        assert honest.fair_end == 600
+        honest.close()
+        other.close()
 
-    _run(test, engine)
+    _run(test, _Steps())
 
 
 @pytest.mark.parametrize("calls", [1, 2])

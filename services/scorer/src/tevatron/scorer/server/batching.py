@@ -1,16 +1,18 @@
 """Continuous batching: prompts of all requests share calls of the engine, each of a pass or of a fraction of a second.
 
 For each call that the engine takes at once, one task fills it with the prompts whose turn it is and runs it in a thread
-of the engine's own; the event loop stays free. Requests get equal shares of the tokens: each has a virtual time, which
-its own scored tokens move on, and the one that is furthest behind goes next. The first tokens of a request are free, so
-that a small one never waits for more than the calls that run, however large the others are. Knows no HTTP and no text.
+of the engine's own; the event loop stays free. Knows no HTTP and no text.
+
+Whose turn it is: the request's that would be through first if all had equal shares of the engine. So a small one waits
+for the calls that run, however large the others are; none is through later than with equal shares; and requests of one
+size end one after the other, so that their clients' next ones come while the engine is busy, where with equal shares all
+would end together (the fair sojourn protocol: Friedman and Henderson, "Fairness and efficiency in web server protocols",
+SIGMETRICS 2003).
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import math
 import time
@@ -26,8 +28,6 @@ from tevatron.scorer.server.meters import Meters
 
 logger = logging.getLogger(__name__)
 
-_FREE_SHARE = 4
-"""A request's first tokens are free of charge up to this part of a pass."""
 _FAILURES_UNTIL_BROKEN = 3
 
 
@@ -77,10 +77,8 @@ class Ticket:
         self.done: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         self.waiting: deque[_Prompt] = deque()
         self.waiting_tokens = 0
-        self.taken_tokens = 0
-        self.start = 0.0
-        """Virtual time at which it joined the queue."""
-        self.is_queued = False
+        self.fair_end = 0.0
+        """Fair time at which equal shares would be through with it."""
         self.admitted_at = time.perf_counter()
         self.began_at: float | None = None
         self._num_added = 0
@@ -93,11 +91,13 @@ class Ticket:
         self._num_added += len(prompts)
         assert self._num_added <= self.num_prompts, "more prompts than were announced"
         num_tokens = sum(len(ids) for ids in prompts)
+        is_last = self._num_added == self.num_prompts
+        expected = 0 if is_last else max(0, self.expected_tokens - num_tokens)
+        # It takes more or less than was expected.
+        self.fair_end += num_tokens + expected - self.expected_tokens
         self.waiting_tokens += num_tokens
-        self.expected_tokens = (
-            max(0, self.expected_tokens - num_tokens) if self._num_added < self.num_prompts else 0
-        )
-        self._batcher.enqueue(self)
+        self.expected_tokens = expected
+        self._batcher.arrived()
 
     async def scores(self) -> list[float]:
         """Return one score a prompt; `BusyError` once the deadline is over."""
@@ -156,15 +156,14 @@ class Batcher:
         self._threads = threads
         self._pass_tokens = pass_tokens
         self._call_s = wait_s / calls_at_once
-        self._free_tokens = pass_tokens // _FREE_SHARE
         self._limits = limits
         self._meters = meters
-        self._tickets: set[Ticket] = set()
-        """Those that have no answer yet."""
-        self._queue: list[tuple[float, int, Ticket]] = []
-        """Heap of tickets with waiting prompts: whose turn, then who came first."""
-        self._numbers = itertools.count()
-        self._virtual = 0.0
+        self._tickets: dict[Ticket, None] = {}
+        """Those that have no answer yet, as they came."""
+        self._sharing: set[Ticket] = set()
+        """Those that equal shares would not be through with, answered or not."""
+        self._fair_time = 0.0
+        """Tokens that equal shares would have given to each of those."""
         self._arrived = asyncio.Event()
         self._tokens_per_s = 0.0
         self._last_end = 0.0
@@ -197,19 +196,16 @@ class Batcher:
                 retry_after_s=self._retry_after_s(),
             )
         ticket = Ticket(self, num_prompts=num_prompts, expected_tokens=expected_tokens)
-        ticket.start = self._virtual
-        self._tickets.add(ticket)
+        ticket.fair_end = self._fair_time + expected_tokens
+        self._tickets[ticket] = None
+        self._sharing.add(ticket)
         self._meters.waiting.inc()
         return ticket
 
-    def enqueue(self, ticket: Ticket) -> None:
-        """Let a ticket's new prompts take part."""
+    def arrived(self) -> None:
+        """Let new prompts of a ticket take part."""
         self._show_queue()
-        if ticket in self._tickets and ticket.waiting and not ticket.is_queued:
-            # Who had nothing to score meanwhile saves nothing up.
-            ticket.start = max(ticket.start, self._virtual - ticket.taken_tokens)
-            self._push(ticket)
-            self._arrived.set()
+        self._arrived.set()
 
     async def wait(self, ticket: Ticket) -> list[float]:
         """Wait for a ticket's scores until its deadline."""
@@ -228,7 +224,9 @@ class Batcher:
         """Take a ticket out, answered or not."""
         if ticket not in self._tickets:
             return
-        self._tickets.remove(ticket)
+        del self._tickets[ticket]
+        if ticket.num_scored < ticket.num_prompts:
+            self._sharing.discard(ticket)
         ticket.waiting.clear()
         ticket.waiting_tokens = 0
         ticket.done.cancel()
@@ -247,11 +245,6 @@ class Batcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for ticket in self._tickets:
             ticket.fail(_closing())
-
-    def _push(self, ticket: Ticket) -> None:
-        charged = ticket.taken_tokens if ticket.taken_tokens >= self._free_tokens else 0
-        heapq.heappush(self._queue, (ticket.start + charged, next(self._numbers), ticket))
-        ticket.is_queued = True
 
     def _show_queue(self) -> None:
         self._meters.queue_tokens.set(self.queue_tokens)
@@ -295,25 +288,35 @@ class Batcher:
         call: _Call = []
         num_tokens = 0
         most = max(self._pass_tokens, int(self._tokens_per_s * self._call_s))
-        num_active = max(1, sum(1 for ticket in self._tickets if ticket.waiting))
-        while self._queue:
-            ticket = self._queue[0][2]
-            if ticket.waiting:
+        waiting = (ticket for ticket in self._tickets if ticket.waiting)
+        for ticket in sorted(waiting, key=lambda ticket: ticket.fair_end):
+            before = num_tokens
+            while ticket.waiting:
                 size = len(ticket.waiting[0].ids)
                 if call and num_tokens + size > most:
                     break
                 call.append((ticket, ticket.waiting.popleft()))
                 num_tokens += size
-                ticket.waiting_tokens -= size
-                ticket.taken_tokens += size
-            heapq.heappop(self._queue)
-            ticket.is_queued = False
+            ticket.waiting_tokens -= num_tokens - before
             if ticket.waiting:
-                self._push(ticket)
-        self._virtual += num_tokens / num_active
+                break
+        self._share(num_tokens)
         self._begin(_unique(ticket for ticket, _ in call))
         self._show_queue()
         return call
+
+    def _share(self, num_tokens: float) -> None:
+        """Move the fair time on by a call, as if all who share the engine had equal parts of it."""
+        ends = sorted(self._sharing, key=lambda ticket: ticket.fair_end)
+        for place, ticket in enumerate(ends):
+            left = len(ends) - place
+            needed = max(0.0, ticket.fair_end - self._fair_time) * left
+            if needed > num_tokens:
+                self._fair_time += num_tokens / left
+                return
+            num_tokens -= needed
+            self._fair_time = max(self._fair_time, ticket.fair_end)
+            self._sharing.remove(ticket)
 
     def _begin(self, tickets: Iterable[Ticket]) -> None:
         now = time.perf_counter()
