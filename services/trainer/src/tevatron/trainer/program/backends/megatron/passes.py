@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
@@ -99,26 +100,28 @@ def _packed(
 ) -> Pass:
     # Each prompt is as long as a multiple of the pieces; the padding after its last token is seen by none before it.
     pieces = 2 * cut.size if cut.size > 1 else 1
-    widths = [-(-len(prompt) // pieces) * pieces for prompt in prompts]
+    lengths = [len(prompt) for prompt in prompts]
+    widths = [-(-length // pieces) * pieces for length in lengths]
     # What fills the row up is a prompt of its own, which nothing looks at.
     filling = -sum(widths) % (cut.size * multiple)
-    widths += [filling] * (filling > 0)
-    rows = [*prompts, [0]][: len(widths)]
-    starts = torch.tensor([0, *widths]).cumsum(0)
+    if filling:
+        lengths.append(0)
+        widths.append(filling)
+    lengths_P, widths_P = torch.tensor(lengths), torch.tensor(widths)
+    starts = F.pad(widths_P.cumsum(0), (1, 0))
+    prompt_T = torch.arange(len(widths)).repeat_interleave(widths_P)
+    place_T = torch.arange(len(prompt_T)) - starts[prompt_T]
+    is_padding_T = place_T >= lengths_P[prompt_T]
+    tokens = torch.tensor([token for prompt in prompts for token in prompt])
+    ids_T = torch.zeros_like(prompt_T).masked_scatter_(~is_padding_T, tokens)
+    last_P = (starts[:-1] + lengths_P - 1)[: len(prompts)]
     own_T = own_tokens(starts, cut)
-    ids = [token for row, width in zip(rows, widths, strict=True) for token in _wide(row, width)]
-    place = torch.cat([torch.arange(width) for width in widths])
-    lengths_P = torch.tensor([len(prompt) for prompt in prompts])
-    ends = starts[: len(prompts)] + lengths_P
-    is_padding = torch.ones(len(ids), dtype=torch.bool)
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=False):
-        is_padding[start:end] = False
     bounds = sent(starts.to(torch.int32), device)
     return Pass(
         groups=groups,
-        input_ids=sent(torch.tensor([ids])[:, own_T], device),
-        position_ids=sent(place[own_T].unsqueeze(0), device),
-        last=_last_tokens(ends - 1, own_T, cut, device),
+        input_ids=sent(ids_T[own_T].unsqueeze(0), device),
+        position_ids=sent(place_T[own_T].unsqueeze(0), device),
+        last=_last_tokens(last_P, own_T, cut, device),
         packing=PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=bounds,
@@ -126,12 +129,8 @@ def _packed(
             max_seqlen_q=max(widths),
             max_seqlen_kv=max(widths),
         ),
-        is_padding=sent(is_padding[own_T].unsqueeze(0), device),
+        is_padding=sent(is_padding_T[own_T].unsqueeze(0), device),
     )
-
-
-def _wide(row: list[int], width: int) -> list[int]:
-    return [*row, *([0] * (width - len(row)))]
 
 
 def own_tokens(starts: Tensor, cut: Cut) -> Tensor:
