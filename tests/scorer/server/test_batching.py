@@ -246,6 +246,19 @@ def test_a_request_that_takes_more_than_expected_has_no_larger_share():
     _run(test, _Steps())
 
 
+def test_a_request_shares_again_where_more_comes_than_was_expected():
+    async def test(batcher):
+        ticket = batcher.admit(num_prompts=2, expected_tokens=10)
+        ticket.add(_prompts(1, 1, 100))
+        await asyncio.sleep(0)
+        assert not batcher._sharing
+        ticket.add(_prompts(1, 1, 100))
+        assert batcher._sharing == {ticket}
+        ticket.close()
+
+    _run(test, _Steps())
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 def test_no_score_is_lost_doubled_or_given_to_another(calls):
     class Uneven(FakeEngine):

@@ -97,7 +97,7 @@ class Ticket:
         self.fair_end += num_tokens + expected - self.expected_tokens
         self.waiting_tokens += num_tokens
         self.expected_tokens = expected
-        self._batcher.arrived()
+        self._batcher.arrived(self)
 
     async def scores(self) -> list[float]:
         """Return one score a prompt; `BusyError` once the deadline is over."""
@@ -202,8 +202,11 @@ class Batcher:
         self._meters.waiting.inc()
         return ticket
 
-    def arrived(self) -> None:
+    def arrived(self, ticket: Ticket) -> None:
         """Let new prompts of a ticket take part."""
+        if ticket in self._tickets:
+            # Equal shares may have been through with what was expected.
+            self._sharing.add(ticket)
         self._show_queue()
         self._arrived.set()
 
