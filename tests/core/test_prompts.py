@@ -206,8 +206,12 @@ def test_white_space_before_a_passage_does_not_take_its_room(space, tiny):
 def test_many_pairs_render_as_one_by_one(qwen3):
     renderer = _renderer("tevatron", qwen3, max_length=64)
     pairs = [_pair(row) for row in ROWS if row["query"]] + [Pair(query="q", text=LONG)]
-    assert renderer.render_all(pairs) == [renderer.render(pair) for pair in pairs]
+    expected = [renderer.render(pair) for pair in pairs]
+    assert renderer.render_all(pairs) == expected
     assert renderer.render_all([]) == []
+    # Whoever uses the tokenizer for something else leaves its settings in the library below.
+    qwen3(["a", "b c"], padding=True, truncation=True, max_length=2)
+    assert renderer.render_all(pairs) == expected
 
 
 def test_long_passages_render_quickly(qwen3):

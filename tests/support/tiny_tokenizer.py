@@ -24,14 +24,11 @@ class LightTokenizer:
     eos_token_id = 256
 
     def __init__(self):
-        self._tokenizer = byte_tokenizer()
+        self.backend_tokenizer = byte_tokenizer()
 
     def encode(self, text, *, add_special_tokens):
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def __call__(self, text, *, add_special_tokens, return_offsets_mapping, **_):
-        if isinstance(text, str):
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}
-        encodings = self._tokenizer.encode_batch(text, add_special_tokens=add_special_tokens)
-        return {"input_ids": [one.ids for one in encodings]}
+    def __call__(self, text, *, add_special_tokens, return_offsets_mapping):
+        encoding = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": encoding.ids, "offset_mapping": encoding.offsets}

@@ -24,8 +24,20 @@ _MOST_JOINED = 16
 class Encoding(Protocol):
     """What a tokenizer call returns; the keys used are `input_ids` and `offset_mapping`."""
 
-    def __getitem__(self, key: str, /) -> list[list[int]] | list[tuple[int, int]]:
-        """Return ids by text, or (start, end) characters by token."""
+    def __getitem__(self, key: str, /) -> list[int] | list[tuple[int, int]]:
+        """Return ids, or (start, end) characters by token."""
+
+
+class _Encoded(Protocol):
+    @property
+    def ids(self) -> list[int]: ...
+
+
+class _Backend(Protocol):
+    """The part of the tokenizers library's own class that rendering needs."""
+
+    def encode_batch_fast(self, texts: list[str], /, *, add_special_tokens: bool) -> list[_Encoded]:
+        """Encode many texts, without the characters of their tokens."""
 
 
 class Tokenizer(Protocol):
@@ -35,19 +47,17 @@ class Tokenizer(Protocol):
     def eos_token_id(self) -> int | None:
         """Id of the end-of-sequence token."""
 
+    @property
+    def backend_tokenizer(self) -> _Backend:
+        """Return what does the work."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of one text."""
 
     def __call__(
-        self,
-        text: str | list[str],
-        *,
-        add_special_tokens: bool,
-        return_offsets_mapping: bool,
-        return_attention_mask: bool = ...,
-        return_token_type_ids: bool = ...,
+        self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
     ) -> Encoding:
-        """Encode one or many texts, with the characters of each token if asked."""
+        """Encode a text, with the characters of each token if asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,16 +245,7 @@ class Renderer:
         """Render many pairs; the same as `render` of each, faster."""
         if not pairs:
             return []
-        texts = [self.text(pair) for pair in pairs]
-        # Lists that nobody reads took half of the time in which Python was held, and the engine's thread waited.
-        encoding = self._tokenizer(
-            texts,
-            add_special_tokens=self.template.special_tokens,
-            return_offsets_mapping=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        encoded: list[list[int]] = encoding["input_ids"]  # type: ignore[assignment]  # the protocol's other key differs
+        encoded = self._encode_all([self.text(pair) for pair in pairs])
         return [self._fit(pair, ids) for pair, ids in zip(pairs, encoded, strict=True)]
 
     def cut_text(self, pair: Pair, *, max_tokens: int) -> tuple[Pair, int]:
@@ -258,6 +259,15 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=self.template.special_tokens))
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        # transformers' own call holds Python for three times as long, to make what nobody reads; a call of it for
+        # nothing leaves the library below as it would have it, without truncation and padding.
+        self._encode("")
+        encodings = self._tokenizer.backend_tokenizer.encode_batch_fast(
+            texts, add_special_tokens=self.template.special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
 
     def _fit(self, pair: Pair, ids: list[int]) -> Rendered:
         if len(ids) <= self._room:
