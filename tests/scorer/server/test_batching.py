@@ -138,6 +138,8 @@ def test_a_call_of_a_fast_engine_is_of_several_passes():
     _run(test, engine, wait_s=1.0)
     assert engine.sizes[0] == CALL // 100
     assert engine.sizes[1] > engine.sizes[0]
+    # The last one has what is left.
+    assert {size * 100 % CALL for size in engine.sizes[:-1]} == {0}
 
 
 def test_requests_of_one_size_end_one_after_the_other():

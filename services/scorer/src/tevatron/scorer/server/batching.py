@@ -148,7 +148,7 @@ class Batcher:
 
         Args:
             engine: Called in `threads` alone.
-            pass_tokens: Tokens of one pass of the engine; a call takes at least as many where they wait.
+            pass_tokens: Tokens of one pass of the engine; a call takes those of whole passes where they wait.
             calls_at_once: Calls that the engine takes at a time.
             wait_s: Calls take more passes where all that run are expected to last no longer.
         """
@@ -290,7 +290,9 @@ class Batcher:
         """Take the prompts whose turn it is, as many as one call takes."""
         call: _Call = []
         num_tokens = 0
-        most = max(self._pass_tokens, int(self._tokens_per_s * self._call_s))
+        # Whole passes: two that are half full take longer than one.
+        passes = max(1, int(self._tokens_per_s * self._call_s / self._pass_tokens))
+        most = passes * self._pass_tokens
         waiting = (ticket for ticket in self._tickets if ticket.waiting)
         for ticket in sorted(waiting, key=lambda ticket: ticket.fair_end):
             before = num_tokens
