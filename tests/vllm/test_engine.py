@@ -5,16 +5,16 @@ import statistics
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.vllm.models import MAX_LENGTH, own_scores, save_model
 from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
 
 from tevatron.core.contracts.train import Head
-from tevatron.core.errors import ConfigError
+from tevatron.core.errors import ConfigError, InputError
 from tevatron.core.prompts import AnswerIds
 from tevatron.scorer.engines import vllm
 from tevatron.scorer.engines.base import EngineFlags, EngineOptions
@@ -131,7 +131,7 @@ def test_the_prefix_cache_changes_nothing(engines):
     # In whole blocks of 128 tokens: all but the first of a query find its block.
     engine.llm.reset_prefix_cache()
     outputs = engine.steps.outputs(sorted(PROMPTS))
-    assert sum(output.num_cached_tokens for output in outputs) == 4 * 7 * 128
+    assert sum(output.prefill_stats.num_cached_tokens for output in outputs) == 4 * 7 * 128
 
 
 def test_calls_of_two_threads_share_the_steps(engines):
@@ -146,12 +146,22 @@ def test_calls_of_two_threads_share_the_steps(engines):
 def test_a_prompt_that_vllm_refuses_fails_its_own_call(engines, monkeypatch):
     """And a step that fails fails those that wait for it, not those that come later."""
     engine = engines("qwen3")
+    core = engine.llm.llm_engine.engine_core
     expected = engine.score(PROMPTS[:3])
-    with pytest.raises(VLLMValidationError, match="longer than the maximum"):
-        engine.score([*PROMPTS[:2], [5] * (MAX_LENGTH + 8)])
+    add = core.add_request
+
+    def refuse_long_ones(request):
+        if len(request.prompt_token_ids) > len(PROMPTS[0]):
+            raise ValueError("too long")
+        add(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "add_request", refuse_long_ones)
+        with pytest.raises(ValueError, match="too long"):
+            engine.score([*PROMPTS[:3], [*PROMPTS[0], 5]])
     assert engine.score(PROMPTS[:3]) == pytest.approx(expected, abs=TOLERANCE)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.llm.llm_engine, "step", lambda: 1 / 0)
+        patch.setattr(core, "get_output", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.score(PROMPTS[:3])
     assert engine.score(PROMPTS[:3]) == pytest.approx(expected, abs=TOLERANCE)
@@ -160,11 +170,15 @@ def test_a_prompt_that_vllm_refuses_fails_its_own_call(engines, monkeypatch):
 def test_the_thread_goes_with_its_steps():
     """What vLLM holds is let go then: the thread does not keep it."""
 
-    class Engine:
+    class Core:
         pass
 
-    engine = Engine()
-    held = weakref.ref(engine)
+    engine = SimpleNamespace(
+        engine_core=Core(),
+        input_processor=SimpleNamespace(process_inputs=lambda *_, **__: None),
+        get_supported_tasks=tuple,
+    )
+    held = weakref.ref(engine.engine_core)
     steps = Steps(engine, SamplingParams())
     del engine
     assert held() is not None
@@ -187,16 +201,17 @@ def test_half_precision_does_not_tie(engines, folders):
 def test_a_missing_logit_is_an_error_that_names_the_token(engines):
     engine = engines("qwen3")
     params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=[290], detokenize=False)
-    [output] = engine.llm.generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
+    [output] = Steps(engine.llm.llm_engine, params).outputs([[1, 2, 3]])
     with pytest.raises(vllm.MissingTokenError, match="no logit for token 20, the answer 'no'"):
         vllm._score(output, IDS)
 
 
-def test_a_prompt_over_the_longest_is_an_error_and_the_engine_goes_on(engines):
+@pytest.mark.parametrize("length", [0, MAX_LENGTH + 1])
+def test_a_prompt_that_cannot_be_scored_is_an_error_and_the_engine_goes_on(engines, length):
     engine = engines("qwen3")
     scores = engine.score(PROMPTS[:4])
-    with pytest.raises(Exception, match=f"length {MAX_LENGTH + 1}"):
-        engine.score([*PROMPTS[:3], [1] * (MAX_LENGTH + 1)])
+    with pytest.raises(InputError, match=f"of 1 to {MAX_LENGTH} tokens, got one of {length}"):
+        engine.score([*PROMPTS[:3], [1] * length])
     assert engine.score(PROMPTS[:4]) == pytest.approx(scores, abs=TOLERANCE)
 
 

@@ -116,6 +116,24 @@ def test_a_query_that_fills_the_prompt_is_422_and_named():
     run_against_app(test)
 
 
+def test_a_token_that_the_model_does_not_know_is_422_and_names_the_pair():
+    """On a GPU the engine would not live on, and others' pairs fail with it."""
+    engine = FakeEngine(vocab_size=256)
+
+    async def test(client, what):
+        # " yes" is one token that comes after the bytes.
+        both = {"candidates": candidates("fine", "oh yes")}
+        detail = problem(await client.post("/score", json=both), 422, "unknown_token")
+        known = "the tokenizer gives id 259, the model knows 256 ids"
+        assert detail == f"query_id '1', docid 'd1': {known}"
+        rerank = {"query": "q", "documents": ["fine", "oh yes"]}
+        assert known in problem(await client.post("/v2/rerank", json=rerank), 422, "unknown_token")
+        alone = await client.post("/score", json={"candidates": candidates("fine")})
+        assert alone.status_code == 200
+
+    run_against_app(test, engine=engine)
+
+
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_no_number_is_422_and_names_the_pair(score):
     async def test(client, what):

@@ -62,6 +62,8 @@ class EngineInfo:
     """Tokens of one pass, and of a call where the engine is slow: nobody should wait long for the next one."""
     calls_at_once: int = 1
     """Threads that may call `score` at a time: a second call is prepared while a device is busy with the first."""
+    vocab_size: int | None = None
+    """Ids that the model knows; None where any will do. The server refuses a pair whose tokenizer gives another."""
     versions: dict[str, str] = field(default_factory=dict)
 
 

@@ -16,9 +16,20 @@ from tevatron.scorer.engines.base import EngineInfo
 class FakeEngine:
     """Scores by hash, after `seconds_per_token`."""
 
-    def __init__(self, *, seconds_per_token: float = 0.0, max_batch_tokens: int = 2048) -> None:
+    def __init__(
+        self,
+        *,
+        seconds_per_token: float = 0.0,
+        max_batch_tokens: int = 2048,
+        vocab_size: int | None = None,
+    ) -> None:
         self._seconds_per_token = seconds_per_token
-        self._max_batch_tokens = max_batch_tokens
+        self._info = EngineInfo(
+            dtype="float32",
+            device="cpu",
+            max_batch_tokens=max_batch_tokens,
+            vocab_size=vocab_size,
+        )
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Return a score that depends on nothing but the prompt."""
@@ -28,4 +39,4 @@ class FakeEngine:
 
     def info(self) -> EngineInfo:
         """Describe the engine."""
-        return EngineInfo(dtype="float32", device="cpu", max_batch_tokens=self._max_batch_tokens)
+        return self._info

@@ -50,6 +50,7 @@ class HfEngine:
             device=str(device),
             max_batch_tokens=budget,
             calls_at_once=2 if device.type == "cuda" else 1,
+            vocab_size=model.config.get_text_config().vocab_size,
             versions={
                 "torch": str(torch.__version__),
                 "transformers": transformers.__version__,

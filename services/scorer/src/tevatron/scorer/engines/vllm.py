@@ -20,7 +20,7 @@ import torch
 
 from tevatron.core.contracts.checkpoint import Dtype
 from tevatron.core.contracts.train import Head
-from tevatron.core.errors import ConfigError, TevatronError
+from tevatron.core.errors import ConfigError, InputError, TevatronError
 from tevatron.core.nn.loading import check_weights, read_config
 from tevatron.core.prompts import AnswerIds
 from tevatron.scorer.engines.base import EngineInfo, EngineOptions
@@ -43,8 +43,9 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
-from vllm import LLM, RequestOutput, SamplingParams  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
 from vllm import __version__ as vllm_version  # noqa: E402
+from vllm.v1.engine import EngineCoreOutput  # noqa: E402
 
 from tevatron.scorer.engines.vllm_steps import Steps  # noqa: E402
 
@@ -77,6 +78,7 @@ class VllmEngine:
                 f"--device: vLLM runs on '{_DEVICE}' here, got '{options.flags.device}'; CUDA_VISIBLE_DEVICES chooses GPUs"
             )
         self._ids = options.answer_ids
+        self._max_length = options.max_length
         self._dtype: Dtype = options.dtype or ("bfloat16" if _HAS_GPU else "float32")
         others = set(multiprocessing.active_children())
         self.llm = _load(options, self._dtype)
@@ -95,8 +97,14 @@ class VllmEngine:
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Return one score a prompt, in the order given."""
-        # Prompts of one query come one after the other, so that the cache still holds what they share.
         prompts = [list(ids) for ids in token_ids]
+        for prompt in prompts:
+            # The core would wait for ever.
+            if not 0 < len(prompt) <= self._max_length:
+                raise InputError(
+                    f"expected prompts of 1 to {self._max_length} tokens, got one of {len(prompt)}"
+                )
+        # Prompts of one query come one after the other, so that the cache still holds what they share.
         order = sorted(range(len(prompts)), key=prompts.__getitem__)
         outputs = self.steps.outputs([prompts[index] for index in order])
         scores = [0.0] * len(prompts)
@@ -111,6 +119,7 @@ class VllmEngine:
             device=_DEVICE,
             max_batch_tokens=self._call_tokens,
             calls_at_once=_CALLS,
+            vocab_size=self.llm.llm_engine.model_config.get_vocab_size(),
             versions={"vllm": vllm_version, "torch": str(torch.__version__)},
         )
 
@@ -158,17 +167,20 @@ def _load(options: EngineOptions, dtype: Dtype) -> LLM:
         raise ConfigError(f"vLLM cannot serve {options.model}: {error}") from error
 
 
-def _score(output: RequestOutput, ids: AnswerIds) -> float:
+def _score(output: EngineCoreOutput, ids: AnswerIds) -> float:
     """Return logit(yes) - logit(no) of a finished prompt."""
-    completion = output.outputs[0]
-    logits = completion.logprobs[0] if completion.logprobs else {}
+    logits: dict[int, float] = {}
+    if output.new_logprobs is not None:
+        tokens, values = output.new_logprobs.logprob_token_ids, output.new_logprobs.logprobs
+        # One row for the one token that is generated: first itself, then those that were asked for.
+        logits = dict(zip(tokens[0].tolist(), values[0].tolist(), strict=True))
     for answer, token in (("yes", ids.yes), ("no", ids.no)):
         if token not in logits:
             raise MissingTokenError(
                 f"vLLM gave no logit for token {token}, the answer '{answer}': expected {ids.yes} and {ids.no}, got "
                 f"{sorted(logits)}"
             )
-    return float(logits[ids.yes].logprob - logits[ids.no].logprob)
+    return logits[ids.yes] - logits[ids.no]
 
 
 def _end_with(engine: VllmEngine, processes: set[BaseProcess]) -> None:

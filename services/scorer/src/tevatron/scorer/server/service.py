@@ -72,6 +72,12 @@ class NotFiniteScoreError(InputError):
     code = "not_finite"
 
 
+class UnknownTokenError(InputError):
+    """The tokenizer gives an id that the model has no embedding for."""
+
+    code = "unknown_token"
+
+
 class StartingError(UnavailableError):
     """The model is not loaded yet."""
 
@@ -187,7 +193,10 @@ class Service:
         )
         ticket = self._batcher.admit(num_prompts=len(pairs), expected_tokens=expected)
         try:
-            work = self._render_and_wait(pairs, ticket, _Rendering(renderer, name, max_text_tokens))
+            rendering = _Rendering(
+                renderer, name, max_text_tokens, self.served.engine.info().vocab_size
+            )
+            work = self._render_and_wait(pairs, ticket, rendering)
             rendered, scores = await _unless_gone(work, request)
         except NotFiniteError as error:
             raise NotFiniteScoreError(
@@ -266,9 +275,10 @@ class _Rendering(NamedTuple):
     renderer: Renderer
     name: Callable[[int], str]
     max_text_tokens: int | None
+    vocab_size: int | None
 
     def render(self, pairs: Sequence[Pair], start: int) -> list[Rendered]:
-        """Render in the text thread; the first pair whose query is too long is named."""
+        """Render in the text thread; the first pair whose query is too long, or has an unknown token, is named."""
         cut = [0] * len(pairs)
         if self.max_text_tokens is not None:
             both = [self.renderer.cut_text(pair, max_tokens=self.max_text_tokens) for pair in pairs]
@@ -282,6 +292,12 @@ class _Rendering(NamedTuple):
                 except QueryTooLongError as error:
                     raise QueryTooLongError(f"{self.name(start + place)}: {error}") from error
             raise
+        for place, one in enumerate(rendered):
+            if self.vocab_size is not None and max(one.ids) >= self.vocab_size:
+                raise UnknownTokenError(
+                    f"{self.name(start + place)}: the tokenizer gives id {max(one.ids)}, the model knows "
+                    f"{self.vocab_size} ids"
+                )
         return [
             one._replace(truncated_tokens=one.truncated_tokens + number)
             for one, number in zip(rendered, cut, strict=True)
