@@ -6,8 +6,8 @@ For each shape (random weights, see score_shapes.py), on the same pairs (16 quer
 round's pairs are new, so that no cache has seen them):
 - `reference`: transformers, padded batches of 64, logits of the whole vocabulary at every token;
 - an engine offline: its `score` on token ids, all of a round at once;
-- the same engine over HTTP: the server as a process, a client on this machine with one request (100 candidates) for each
-  query in flight; latencies are those of the requests, tokenising included.
+- the same engine over HTTP: the process that measured it becomes the server, a client on this machine has one request (100
+  candidates) for each query in flight; latencies are those of the requests, tokenising included.
 Each method runs in a process of its own. Rows are added to benchmarks/results/score_throughput.json.
 """
 
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -43,7 +44,7 @@ def main() -> None:
     """Measure, print a table, and add the rows to the results."""
     args = parse()
     if args.worker:
-        json.dump(WORKERS[args.worker](args), sys.stdout)
+        WORKERS[args.worker](args)
         return
     rows = []
     for name in args.models.split(","):
@@ -61,17 +62,14 @@ def measure_model(args: argparse.Namespace, name: str, folder: Path) -> Iterator
     active = ModelShape.of(model_config(name).to_dict()).num_active_params
     reference: dict[str, object] | None = None
     for method in [*(["reference"] if args.reference else []), *args.engines.split(",")]:
-        python = args.vllm_python if method == "vllm" else sys.executable
-        found = _worker(
-            args, method if method == "reference" else "offline", method, folder, python
-        )
-        if method == "reference":
-            reference = found
         compiled = ", compiled" * (args.compile and method == "hf")
-        yield _row(name, method, f"offline{compiled}", found, active, reference)
-        if method != "reference":
-            served = {**found, **over_http(args, method, folder, python)}
-            yield _row(name, method, f"HTTP{compiled}", served, active, reference)
+        with _worker(args, method, folder) as (found, port):
+            if method == "reference":
+                reference = found
+            yield _row(name, method, f"offline{compiled}", found, active, reference)
+            if method != "reference":
+                served = {**found, **over_http(args, port)}
+                yield _row(name, method, f"HTTP{compiled}", served, active, reference)
 
 
 def _row(
@@ -106,13 +104,13 @@ def _row(
     )
 
 
-def make_rounds(args: argparse.Namespace) -> tuple[Rounds, Renderer]:
-    """Return the pairs of all rounds; the first one is for warming up."""
+def make_rounds(args: argparse.Namespace, *, first: int = 0) -> tuple[Rounds, Renderer]:
+    """Return the pairs of as many rounds and one for warming up before them, from a seed on."""
     renderer = Renderer(get_template("tevatron"), make_tokenizer(), max_length=MAX_LENGTH)
     bare = len(renderer.render(Pair(query="", text="")).ids)
     rounds = [
         make_pairs(seed, queries=args.queries, candidates=args.candidates, template_tokens=bare)
-        for seed in range(args.rounds + 1)
+        for seed in range(first, first + args.rounds + 1)
     ]
     return rounds, renderer
 
@@ -122,30 +120,29 @@ def _ids(pairs: Sequence[Sequence[PairText]], renderer: Renderer) -> list[list[i
     return [one.ids for one in renderer.render_all(flat)]
 
 
-def offline(args: argparse.Namespace) -> dict[str, object]:
-    """Measure the engine's own rate in this process."""
-    from tevatron.scorer.engines import EngineFlags
-    from tevatron.scorer.loading import load
-    from tevatron.scorer.served import ServeOptions
+def engine(args: argparse.Namespace) -> None:
+    """Measure the engine's own rate in this process, then be its server until SIGTERM."""
+    from tevatron.scorer import loading
+    from tevatron.scorer.server.arguments import parse as parse_server
+    from tevatron.scorer.server.main import main as serve
 
     rounds, renderer = make_rounds(args)
-    options = ServeOptions(
-        backend=args.engine,
-        model=Path(args.folder),
-        prompt_template="tevatron",
-        max_length=MAX_LENGTH,
-        dtype=args.dtype,
-        flags=EngineFlags(
-            compile=args.compile and args.engine == "hf", max_batch_tokens=args.max_batch_tokens
-        ),
-    )
-    engine = load(options).engine
-    found = _timed([_ids(one, renderer) for one in rounds], engine.score)
-    versions = engine.info().versions.items()
-    return {**found, "engine": ", ".join(f"{name} {number}" for name, number in versions)}
+    argv = ["--backend", args.engine, "--model", args.folder, "--prompt_template", "tevatron"]
+    argv += ["--rerank_max_len", str(MAX_LENGTH), "--dtype", args.dtype]
+    argv += ["--host", "127.0.0.1", "--port", args.port]
+    argv += ["--compile"] if args.compile and args.engine == "hf" else []
+    if args.max_batch_tokens:
+        argv += ["--max_batch_tokens", str(args.max_batch_tokens)]
+    served = loading.load(parse_server(argv)[0])
+    found = _timed([_ids(one, renderer) for one in rounds], served.engine.score)
+    versions = served.engine.info().versions.items()
+    _tell({**found, "engine": ", ".join(f"{name} {number}" for name, number in versions)})
+    # The server as it is, but for the loading, which has been done.
+    loading.load = lambda _: served
+    sys.exit(serve(argv))
 
 
-def reference(args: argparse.Namespace) -> dict[str, object]:
+def reference(args: argparse.Namespace) -> None:
     """Measure what the reference's server does: padded batches of 64, logits of the whole vocabulary."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -171,7 +168,12 @@ def reference(args: argparse.Namespace) -> dict[str, object]:
             scores += (two[:, answers.yes] - two[:, answers.no]).tolist()
         return scores
 
-    return _timed([_ids(one, renderer) for one in rounds], score)
+    _tell(_timed([_ids(one, renderer) for one in rounds], score))
+
+
+def _tell(found: dict[str, object]) -> None:
+    """Write the result as a line; libraries write lines of their own."""
+    print(f"{_RESULT}{json.dumps(found)}", flush=True)
 
 
 def _timed(rounds, score) -> dict[str, object]:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -212,21 +214,39 @@ def matmul_peak() -> float:
     return max(rates)
 
 
-WORKERS = {"offline": offline, "reference": reference}
+WORKERS = {"engine": engine, "reference": reference}
+_RESULT = "result: "
 
 
+@contextmanager
 def _worker(
-    args: argparse.Namespace, worker: str, engine: str, folder: Path, python: str
-) -> dict[str, object]:
-    own = [sys.argv[0], "--worker", worker, "--engine", engine, "--folder", str(folder)]
+    args: argparse.Namespace, method: str, folder: Path
+) -> Iterator[tuple[dict[str, object], int]]:
+    """Run a method in a process of its own; yields what it measured, and the port on which it serves then."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    python = args.vllm_python if method == "vllm" else sys.executable
+    worker = method if method == "reference" else "engine"
+    argv = [python, sys.argv[0], "--worker", worker, "--engine", method, "--folder", str(folder)]
+    argv += ["--port", str(port)]
     for name in ("queries", "candidates", "rounds", "dtype", "max_batch_tokens"):
         if getattr(args, name) is not None:
-            own += [f"--{name}", str(getattr(args, name))]
-    own += ["--compile"] if args.compile else []
-    done = subprocess.run([python, *own], stdout=subprocess.PIPE, check=True, env=_environment())
-    # Libraries write to standard output too; the result is its last line.
-    found: dict[str, object] = json.loads(done.stdout.decode().splitlines()[-1])
-    return found
+            argv += [f"--{name}", str(getattr(args, name))]
+    argv += ["--compile"] if args.compile else []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=_environment()) as process:
+        assert process.stdout is not None, "it is a pipe"
+        for line in process.stdout:
+            if line.startswith(_RESULT):
+                break
+        else:
+            raise RuntimeError(f"{method} ended with status {process.wait()} and no result")
+        # Its later output would fill the pipe.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        try:
+            yield json.loads(line.removeprefix(_RESULT)), port
+        finally:
+            process.send_signal(signal.SIGTERM)
 
 
 def _environment() -> dict[str, str]:
@@ -234,15 +254,14 @@ def _environment() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1"}
 
 
-def over_http(
-    args: argparse.Namespace, engine: str, folder: Path, python: str
-) -> dict[str, object]:
+def over_http(args: argparse.Namespace, port: int) -> dict[str, object]:
     """Measure the server from a client on this machine."""
-    rounds, renderer = make_rounds(args)
+    # The engine has seen the others, and may remember them.
+    rounds, renderer = make_rounds(args, first=args.rounds + 1)
     tokens = sum(len(ids) for one in rounds[1:] for ids in _ids(one, renderer))
-    with _server(args, engine, folder, python) as port:
-        asyncio.run(_ask(port, rounds[:1]))
-        seconds, latencies = asyncio.run(_ask(port, rounds[1:]))
+    _wait(port)
+    asyncio.run(_ask(port, rounds[:1]))
+    seconds, latencies = asyncio.run(_ask(port, rounds[1:]))
     cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
     return {
         "pairs_per_s": args.rounds * args.queries * args.candidates / seconds,
@@ -251,33 +270,11 @@ def over_http(
     }
 
 
-@contextmanager
-def _server(args: argparse.Namespace, engine: str, folder: Path, python: str) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = f"--prompt_template tevatron --rerank_max_len {MAX_LENGTH} --dtype {args.dtype}"
-    argv = [python, "-P", "-m", "tevatron.eval.serve.server", "--backend", engine]
-    argv += ["--model", str(folder), "--host", "127.0.0.1", "--port", str(port), *flags.split()]
-    if args.compile and engine == "hf":
-        argv.append("--compile")
-    if args.max_batch_tokens:
-        argv += ["--max_batch_tokens", str(args.max_batch_tokens)]
-    with subprocess.Popen(argv, env=_environment()) as process:
-        try:
-            _wait(port, process)
-            yield port
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def _wait(port: int, process: subprocess.Popen[bytes], timeout_s: float = 900.0) -> None:
+def _wait(port: int, timeout_s: float = 60.0) -> None:
     import httpx
 
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {process.returncode}")
         try:
             if httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code == 200:
                 return
@@ -371,7 +368,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-reference", dest="reference", action="store_false")
     parser.add_argument("--work_dir", help="where models of random weights are written")
     parser.add_argument("--dry", action="store_true", help="write no results")
-    for name in ("worker", "engine", "folder"):
+    for name in ("worker", "engine", "folder", "port"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     return parser.parse_args()
 
