@@ -79,7 +79,7 @@ SHORT = [
     ),
     Line("score with 0.6B over HTTP: vllm", _SCORED, "qwen3-0.6b", "vllm, HTTP", _PADDED),
     Line("score with 0.6B over HTTP: hf", _SCORED, "qwen3-0.6b", "hf, HTTP", _PADDED),
-    Line("score with 4B: vllm", _SCORED, "qwen3-4b", "vllm, offline", _PADDED),
+    Line("score with 4B over HTTP: vllm", _SCORED, "qwen3-4b", "vllm, HTTP", _PADDED),
     Line("score with 4B over HTTP: hf", _SCORED, "qwen3-4b", "hf, HTTP", _PADDED),
 ]
 

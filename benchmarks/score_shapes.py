@@ -64,7 +64,7 @@ def model_config(name: str) -> PreTrainedConfig:
     hidden, ffn, layers, heads = _SIZES[name]
     is_tiny = name == "qwen3-tiny"
     return Qwen3Config(
-        **{**_COMMON, **({"head_dim": 16, "num_key_value_heads": 2} if is_tiny else {})},
+        **{**_COMMON, **({"head_dim": 32, "num_key_value_heads": 2} if is_tiny else {})},
         vocab_size=81920 if is_tiny else VOCAB,
         hidden_size=hidden,
         intermediate_size=ffn,

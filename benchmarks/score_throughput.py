@@ -115,7 +115,8 @@ def make_rounds(args: argparse.Namespace, *, first: int = 0) -> tuple[Rounds, Re
     return rounds, renderer
 
 
-def _ids(pairs: Sequence[Sequence[PairText]], renderer: Renderer) -> list[list[int]]:
+def token_ids(pairs: Sequence[Sequence[PairText]], renderer: Renderer) -> list[list[int]]:
+    """Return the prompts' ids, query by query."""
     flat = [Pair(query=one.query, text=one.text) for query in pairs for one in query]
     return [one.ids for one in renderer.render_all(flat)]
 
@@ -134,7 +135,7 @@ def engine(args: argparse.Namespace) -> None:
     if args.max_batch_tokens:
         argv += ["--max_batch_tokens", str(args.max_batch_tokens)]
     served = loading.load(parse_server(argv)[0])
-    found = _timed([_ids(one, renderer) for one in rounds], served.engine.score)
+    found = _timed([token_ids(one, renderer) for one in rounds], served.engine.score)
     versions = served.engine.info().versions.items()
     _tell({**found, "engine": ", ".join(f"{name} {number}" for name, number in versions)})
     # The server as it is, but for the loading, which has been done.
@@ -168,7 +169,7 @@ def reference(args: argparse.Namespace) -> None:
             scores += (two[:, answers.yes] - two[:, answers.no]).tolist()
         return scores
 
-    _tell(_timed([_ids(one, renderer) for one in rounds], score))
+    _tell(_timed([token_ids(one, renderer) for one in rounds], score))
 
 
 def _tell(found: dict[str, object]) -> None:
@@ -258,7 +259,7 @@ def over_http(args: argparse.Namespace, port: int) -> dict[str, object]:
     """Measure the server from a client on this machine."""
     # The engine has seen the others, and may remember them.
     rounds, renderer = make_rounds(args, first=args.rounds + 1)
-    tokens = sum(len(ids) for one in rounds[1:] for ids in _ids(one, renderer))
+    tokens = sum(len(ids) for one in rounds[1:] for ids in token_ids(one, renderer))
     _wait(port)
     asyncio.run(_ask(port, rounds[:1]))
     seconds, latencies = asyncio.run(_ask(port, rounds[1:]))

@@ -3,7 +3,8 @@
 `LLM.generate` is one call at a time, and a GPU has nothing to do from one call's last step to the next one's first.
 Here the prompts of a call are scheduled beside those that another one still waits for. They go to the core as they are,
 and its outputs are read as they come: what vLLM's front end does for each prompt (copies of the parameters, a state, a
-text, an answer for a user) takes 12 times as long, and nothing else of this process runs meanwhile.
+text, an answer for a user) takes this process four times as long (benchmarks/vllm_prompts.py), and a server has other
+things to do.
 """
 
 from __future__ import annotations
