@@ -58,6 +58,22 @@ def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, wa
     asyncio.run(inner())
 
 
+def _without_engine(wait_s=0.0):
+    """A batcher that runs nothing: what a call takes is decided in `_take` alone."""
+    batcher = Batcher(
+        FakeEngine(),
+        threads=ThreadPoolExecutor(1),
+        pass_tokens=CALL,
+        calls_at_once=1,
+        wait_s=wait_s,
+        limits=Limits(max_queue_tokens=10**9, deadline_s=30),
+        meters=Meters(),
+    )
+    for task in batcher._tasks:
+        task.cancel()
+    return batcher
+
+
 def _prompts(name, count, tokens):
     """Prompts whose first token says whose they are."""
     return [[name, place, *[7] * (tokens - 2)] for place in range(count)]
@@ -138,8 +154,20 @@ def test_a_call_of_a_fast_engine_is_of_several_passes():
     _run(test, engine, wait_s=1.0)
     assert engine.sizes[0] == CALL // 100
     assert engine.sizes[1] > engine.sizes[0]
-    # The last one has what is left.
-    assert {size * 100 % CALL for size in engine.sizes[:-1]} == {0}
+
+
+@pytest.mark.parametrize(("tokens_per_s", "taken"), [(100, 10), (1500, 10), (2500, 20)])
+def test_a_call_is_of_whole_passes(tokens_per_s, taken):
+    """Whatever the engine would be through with in a second."""
+
+    async def decide():
+        batcher = _without_engine(wait_s=1.0)
+        batcher._tokens_per_s = tokens_per_s
+        ticket = batcher.admit(num_prompts=100, expected_tokens=10_000)
+        ticket.add(_prompts(1, 100, 100))
+        return len(batcher._take())
+
+    assert asyncio.run(decide()) == taken
 
 
 def test_requests_of_one_size_end_one_after_the_other():
@@ -180,18 +208,7 @@ def test_nobody_is_through_later_than_with_equal_shares(seed):
     sizes = {name: count * 100 for name, count in counts.items()}
 
     async def decide():
-        # Without threads: what a call takes is decided in `_take` alone.
-        batcher = Batcher(
-            FakeEngine(),
-            threads=ThreadPoolExecutor(1),
-            pass_tokens=CALL,
-            calls_at_once=1,
-            wait_s=0.0,
-            limits=Limits(max_queue_tokens=10**9, deadline_s=30),
-            meters=Meters(),
-        )
-        for task in batcher._tasks:
-            task.cancel()
+        batcher = _without_engine()
         ends, left = {}, dict(counts)
         for number in range(400):
             for name, join in joins.items():
