@@ -37,14 +37,16 @@ class _Steps:
         assert await asyncio.to_thread(self.entered.acquire, timeout=10)
 
 
-def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, wait_s=0.0, calls=1):
+def _run(
+    test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, wait_s=0.0, queues=False
+):
     async def inner():
-        with ThreadPoolExecutor(calls) as threads:
+        with ThreadPoolExecutor(8) as threads:
             batcher = Batcher(
                 engine,
                 threads=threads,
                 pass_tokens=call,
-                calls_at_once=calls,
+                queues_calls=queues,
                 wait_s=wait_s,
                 limits=Limits(max_queue_tokens=max_queue_tokens, deadline_s=deadline_s),
                 meters=Meters(),
@@ -58,19 +60,18 @@ def _run(test, engine, *, max_queue_tokens=10**6, deadline_s=30.0, call=CALL, wa
     asyncio.run(inner())
 
 
-def _without_engine(wait_s=0.0):
-    """A batcher that runs nothing: what a call takes is decided in `_take` alone."""
+def _without_engine(*, queues=False, wait_s=0.0):
+    """A batcher that runs nothing: what is decided of calls is asked of it."""
     batcher = Batcher(
         FakeEngine(),
         threads=ThreadPoolExecutor(1),
         pass_tokens=CALL,
-        calls_at_once=1,
+        queues_calls=queues,
         wait_s=wait_s,
         limits=Limits(max_queue_tokens=10**9, deadline_s=30),
         meters=Meters(),
     )
-    for task in batcher._tasks:
-        task.cancel()
+    batcher._task.cancel()
     return batcher
 
 
@@ -131,43 +132,74 @@ def test_the_next_call_is_with_the_engine_before_the_first_is_done():
             assert await asyncio.wait_for(task, 5) == FakeEngine().score(_prompts(name, 10, 100))
         assert sorted(len(call) for call in engine.calls) == [10, 10, 10]
 
-    _run(test, engine, calls=2)
+    _run(test, engine, queues=True)
 
 
-def test_a_call_of_a_fast_engine_is_of_several_passes():
-    class Fast(FakeEngine):
-        def __init__(self):
-            super().__init__()
-            self.sizes = []
-
-        def score(self, token_ids):
-            self.sizes.append(len(token_ids))
-            time.sleep(0.01)
-            return super().score(token_ids)
-
-    engine = Fast()
+def test_an_engine_that_does_not_queue_has_one_call_at_a_time():
+    engine = _Steps()
 
     async def test(batcher):
-        prompts = _prompts(1, 200, 100)
-        assert await _ask(batcher, prompts) == FakeEngine().score(prompts)
+        asked = _ask(batcher, _prompts(1, 20, 100))
+        await engine.wait_for_call()
+        assert not engine.entered.acquire(timeout=0.2)
+        engine.step(2)
+        await asked
 
-    _run(test, engine, wait_s=1.0)
-    assert engine.sizes[0] == CALL // 100
-    assert engine.sizes[1] > engine.sizes[0]
+    _run(test, engine, wait_s=100.0)
 
 
-@pytest.mark.parametrize(("tokens_per_s", "taken"), [(100, 10), (1500, 10), (2500, 20)])
-def test_a_call_is_of_whole_passes(tokens_per_s, taken):
-    """Whatever the engine would be through with in a second."""
+def test_a_fast_engine_has_more_calls_of_whole_passes():
+    engine = _Steps()
+
+    async def test(batcher):
+        engine.step()
+        await _ask(batcher, _prompts(1, 10, 100))
+        await engine.wait_for_call()
+        asked = _ask(batcher, _prompts(2, 45, 100))
+        for _ in range(4):
+            await engine.wait_for_call()
+        # Half a pass waits for others, until the engine has less than two calls.
+        assert not engine.entered.acquire(timeout=0.2)
+        engine.step(5)
+        await asked
+        assert sorted(len(call) for call in engine.calls) == [5, 10, 10, 10, 10, 10]
+
+    _run(test, engine, queues=True, wait_s=100.0)
+
+
+@pytest.mark.parametrize(("tokens_per_s", "calls"), [(100, 2), (2999, 2), (3000, 3), (5500, 5)])
+def test_the_engine_has_as_many_calls_as_it_is_through_with_in_time(tokens_per_s, calls):
+    """A second, here."""
 
     async def decide():
-        batcher = _without_engine(wait_s=1.0)
-        batcher._tokens_per_s = tokens_per_s
+        batcher = _without_engine(queues=True, wait_s=1.0)
+        batcher._spent_tokens, batcher._spent_s = tokens_per_s, 1.0
         ticket = batcher.admit(num_prompts=100, expected_tokens=10_000)
         ticket.add(_prompts(1, 100, 100))
-        return len(batcher._take())
+        while batcher._is_wanted():
+            assert len(batcher._take()) == CALL // 100
+            batcher._running += 1
+        return batcher._running
 
-    assert asyncio.run(decide()) == taken
+    assert asyncio.run(decide()) == calls
+
+
+def test_calls_that_end_together_say_nothing_false_of_the_speed(monkeypatch):
+    """Each second one is done as soon as the one before it, which took two seconds: a second a call."""
+    ends = [end + late for end in range(2, 42, 2) for late in (0, 1e-6)]
+
+    async def decide():
+        batcher = _without_engine()
+        ticket = batcher.admit(num_prompts=10, expected_tokens=1000)
+        ticket.add(_prompts(1, 10, 100))
+        call = batcher._take()
+        clock = iter(ends)
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+        for end in ends:
+            batcher._count(call, started=int(end) - 2)
+        return batcher._expected_s(CALL)
+
+    assert asyncio.run(decide()) == pytest.approx(1.0, rel=0.2)
 
 
 def test_requests_of_one_size_end_one_after_the_other():
@@ -278,8 +310,8 @@ def test_a_request_shares_again_where_more_comes_than_was_expected():
     _run(test, _Steps())
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-def test_no_score_is_lost_doubled_or_given_to_another(calls):
+@pytest.mark.parametrize("queues", [False, True])
+def test_no_score_is_lost_doubled_or_given_to_another(queues):
     class Uneven(FakeEngine):
         """Of two calls at a time the second may be done first."""
 
@@ -298,7 +330,7 @@ def test_no_score_is_lost_doubled_or_given_to_another(calls):
         assert got == [FakeEngine().score(one) for one in prompts]
         assert batcher.queue_tokens == 0
 
-    _run(test, Uneven(), max_queue_tokens=10**9, calls=calls)
+    _run(test, Uneven(), max_queue_tokens=10**9, wait_s=100.0, queues=queues)
 
 
 def test_a_prompt_that_is_longer_than_a_call_runs_alone():
@@ -389,7 +421,7 @@ def test_a_request_whose_one_call_fails_has_the_error_though_another_ends_well()
         assert await _ask(batcher, [[2, 1, 7]]) == FakeEngine().score([[2, 1, 7]])
         assert not batcher.is_broken
 
-    _run(test, engine, calls=2)
+    _run(test, engine, queues=True)
 
 
 def test_a_failure_of_the_engine_fails_who_was_in_that_call_only():

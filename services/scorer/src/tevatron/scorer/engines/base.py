@@ -59,16 +59,16 @@ class EngineInfo:
     dtype: Dtype
     device: str
     max_batch_tokens: int = 8192
-    """Tokens of one pass, and of a call where the engine is slow: nobody should wait long for the next one."""
-    calls_at_once: int = 1
-    """Threads that may call `score` at a time: a second call is prepared while a device is busy with the first."""
+    """Tokens of one pass, and so of a call."""
+    queues_calls: bool = False
+    """Whether `score` may be called while it runs: the next calls are prepared while a device is busy with one."""
     vocab_size: int | None = None
     """Ids that the model knows; None where any will do. The server refuses a pair whose tokenizer gives another."""
     versions: dict[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Scores prompts; called from as many threads at a time as its info says."""
+    """Scores prompts; called from several threads at a time where its info says `queues_calls`."""
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
         """Return one fp32 score a prompt, in the order given; what cannot be scored is an error, never a number."""

@@ -49,7 +49,7 @@ class HfEngine:
             dtype=dtype,
             device=str(device),
             max_batch_tokens=budget,
-            calls_at_once=2 if device.type == "cuda" else 1,
+            queues_calls=device.type == "cuda",
             vocab_size=model.config.get_text_config().vocab_size,
             versions={
                 "torch": str(torch.__version__),

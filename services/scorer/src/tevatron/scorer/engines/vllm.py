@@ -51,10 +51,6 @@ from tevatron.scorer.engines.vllm_steps import Steps  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-_CALLS = 2 if _HAS_GPU else 1
-"""Calls at once: while a GPU has one, the next is scheduled."""
-_CALL_PASSES = 2 if _HAS_GPU else 1
-"""Passes of one call; nobody else's prompts get in before them."""
 _CPU_CACHE_BYTES = 2**30
 """Keys and values on a CPU; vLLM would take nearly all memory of the machine."""
 
@@ -86,7 +82,7 @@ class VllmEngine:
         config = self.llm.llm_engine.vllm_config
         if config.model_config.logprobs_mode != "raw_logits":
             raise AssertionError(f"logprobs_mode is {config.model_config.logprobs_mode}")
-        self._call_tokens = _CALL_PASSES * config.scheduler_config.max_num_batched_tokens
+        self._pass_tokens = config.scheduler_config.max_num_batched_tokens
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
@@ -117,8 +113,8 @@ class VllmEngine:
         return EngineInfo(
             dtype=self._dtype,
             device=_DEVICE,
-            max_batch_tokens=self._call_tokens,
-            calls_at_once=_CALLS,
+            max_batch_tokens=self._pass_tokens,
+            queues_calls=_HAS_GPU,
             vocab_size=self.llm.llm_engine.model_config.get_vocab_size(),
             versions={"vllm": vllm_version, "torch": str(torch.__version__)},
         )

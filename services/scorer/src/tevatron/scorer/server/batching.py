@@ -1,7 +1,8 @@
-"""Continuous batching: prompts of all requests share calls of the engine, each of a pass or of a fraction of a second.
+"""Continuous batching: prompts of all requests share calls of the engine, each of one pass at most.
 
-For each call that the engine takes at once, one task fills it with the prompts whose turn it is and runs it in a thread
-of the engine's own; the event loop stays free. Knows no HTTP and no text.
+A call is filled with the prompts whose turn it is and runs in a thread of the engine's own; the event loop stays free.
+An engine that queues calls has the next ones while it runs one: so many that it is not through with them before another
+one can be there, and so few that nobody waits for them for long. Knows no HTTP and no text.
 
 Whose turn it is: the request's that would be through first if all had equal shares of the engine. So a small one waits
 for the calls that run, however large the others are; none is through later than with equal shares; and requests of one
@@ -29,6 +30,8 @@ from tevatron.scorer.server.meters import Meters
 logger = logging.getLogger(__name__)
 
 _FAILURES_UNTIL_BROKEN = 3
+_MEMORY = 0.8
+"""What the measured speed keeps of the calls before the last one."""
 
 
 class NotFiniteError(InputError):
@@ -139,7 +142,7 @@ class Batcher:
         *,
         threads: Executor,
         pass_tokens: int,
-        calls_at_once: int,
+        queues_calls: bool,
         wait_s: float,
         limits: Limits,
         meters: Meters,
@@ -148,14 +151,15 @@ class Batcher:
 
         Args:
             engine: Called in `threads` alone.
-            pass_tokens: Tokens of one pass of the engine; a call takes those of whole passes where they wait.
-            calls_at_once: Calls that the engine takes at a time.
-            wait_s: Calls take more passes where all that run are expected to last no longer.
+            pass_tokens: Tokens of one pass of the engine, and of a call.
+            queues_calls: Whether the engine takes further calls while it runs one; it has two where they wait.
+            wait_s: It has more than two where they are whole passes and all together are expected to last no longer.
         """
         self._engine = engine
         self._threads = threads
         self._pass_tokens = pass_tokens
-        self._call_s = wait_s / calls_at_once
+        self._queues_calls = queues_calls
+        self._wait_s = wait_s
         self._limits = limits
         self._meters = meters
         self._tickets: dict[Ticket, None] = {}
@@ -164,20 +168,22 @@ class Batcher:
         """Those that equal shares would not be through with, answered or not."""
         self._fair_time = 0.0
         """Tokens that equal shares would have given to each of those."""
-        self._arrived = asyncio.Event()
-        self._tokens_per_s = 0.0
+        self._changed = asyncio.Event()
+        """Prompts have come, or a call has ended."""
+        self._running = 0
+        """Calls that the engine has."""
+        self._spent_tokens = self._spent_s = 0.0
+        """Of the last calls; those before them count less and less."""
         self._last_end = 0.0
         """When the engine gave its last scores."""
         self._failures = 0
         self._closed = False
-        self._tasks = [
-            asyncio.create_task(self._run(), name="batcher") for _ in range(calls_at_once)
-        ]
+        self._task = asyncio.create_task(self._run(), name="batcher")
 
     @property
     def is_broken(self) -> bool:
         """Whether the last calls all failed, or the batcher itself has ended."""
-        return self._failures >= _FAILURES_UNTIL_BROKEN or any(task.done() for task in self._tasks)
+        return self._failures >= _FAILURES_UNTIL_BROKEN or self._task.done()
 
     @property
     def queue_tokens(self) -> int:
@@ -208,7 +214,7 @@ class Batcher:
             # Equal shares may have been through with what was expected.
             self._sharing.add(ticket)
         self._show_queue()
-        self._arrived.set()
+        self._changed.set()
 
     async def wait(self, ticket: Ticket) -> list[float]:
         """Wait for a ticket's scores until its deadline."""
@@ -241,11 +247,10 @@ class Batcher:
         self._show_queue()
 
     async def aclose(self) -> None:
-        """Give every request that is left an error, and wait for the calls that run."""
+        """Give every request that is left an error, and start no further calls."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         for ticket in self._tickets:
             ticket.fail(_closing())
 
@@ -253,52 +258,67 @@ class Batcher:
         self._meters.queue_tokens.set(self.queue_tokens)
 
     def _retry_after_s(self) -> int:
-        if not self._tokens_per_s:
-            return 1
-        return max(1, min(60, math.ceil(self.queue_tokens / self._tokens_per_s)))
+        return max(1, min(60, math.ceil(self._expected_s(self.queue_tokens))))
+
+    def _expected_s(self, num_tokens: float) -> float:
+        """Return what the engine is expected to take for tokens; 0 where it has done nothing yet."""
+        return num_tokens * self._spent_s / self._spent_tokens if self._spent_tokens else 0.0
 
     async def _run(self) -> None:
-        """Run one call after the other."""
-        loop = asyncio.get_running_loop()
-        while True:
-            call = self._take()
-            if not call:
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
-            started = time.perf_counter()
-            ids = [prompt.ids for _, prompt in call]
-            try:
-                scores = await loop.run_in_executor(self._threads, self._engine.score, ids)
-                if len(scores) != len(call):
-                    raise AssertionError(f"{len(call)} prompts, but {len(scores)} scores")
-            except Exception as error:
-                self._failures += 1
-                self._meters.engine_failures.inc()
-                logger.error("the engine failed on %d prompts", len(call), exc_info=error)
-                failure = EngineFailedError(f"the engine failed: {type(error).__name__}: {error}")
-                for ticket in _unique(ticket for ticket, _ in call):
-                    ticket.fail(failure)
-                    self.forget(ticket)
-            else:
-                self._failures = 0
-                self._count(call, started)
-                for (ticket, prompt), score in zip(call, scores, strict=True):
-                    ticket.settle(prompt, score)
+        """Start calls, as many as the engine is to have."""
+        async with asyncio.TaskGroup() as calls:
+            while True:
+                self._changed.clear()
+                while self._is_wanted() and (call := self._take()):
+                    self._running += 1
+                    calls.create_task(self._score(call))
+                await self._changed.wait()
+
+    def _is_wanted(self) -> bool:
+        """Tell whether the engine is to have another call, if there are prompts for one."""
+        if self._running < (2 if self._queues_calls else 1):
+            return True
+        # Prompts that would not fill a pass rather wait for others: a pass of few takes longer than they add to one.
+        waiting = sum(ticket.waiting_tokens for ticket in self._tickets)
+        all_s = self._expected_s((self._running + 1) * self._pass_tokens)
+        return self._queues_calls and waiting >= self._pass_tokens and 0 < all_s <= self._wait_s
+
+    async def _score(self, call: _Call) -> None:
+        """Run one call."""
+        started = time.perf_counter()
+        ids = [prompt.ids for _, prompt in call]
+        try:
+            loop = asyncio.get_running_loop()
+            scores = await loop.run_in_executor(self._threads, self._engine.score, ids)
+            if len(scores) != len(call):
+                raise AssertionError(f"{len(call)} prompts, but {len(scores)} scores")
+        except Exception as error:
+            self._failures += 1
+            self._meters.engine_failures.inc()
+            logger.error("the engine failed on %d prompts", len(call), exc_info=error)
+            failure = EngineFailedError(f"the engine failed: {type(error).__name__}: {error}")
+            for ticket in _unique(ticket for ticket, _ in call):
+                ticket.fail(failure)
+                self.forget(ticket)
+        else:
+            self._failures = 0
+            self._count(call, started)
+            for (ticket, prompt), score in zip(call, scores, strict=True):
+                ticket.settle(prompt, score)
+        finally:
+            self._running -= 1
+            self._changed.set()
 
     def _take(self) -> _Call:
-        """Take the prompts whose turn it is, as many as one call takes."""
+        """Take the prompts whose turn it is, as many as one pass takes."""
         call: _Call = []
         num_tokens = 0
-        # Whole passes: two that are half full take longer than one.
-        passes = max(1, int(self._tokens_per_s * self._call_s / self._pass_tokens))
-        most = passes * self._pass_tokens
         waiting = (ticket for ticket in self._tickets if ticket.waiting)
         for ticket in sorted(waiting, key=lambda ticket: ticket.fair_end):
             before = num_tokens
             while ticket.waiting:
                 size = len(ticket.waiting[0].ids)
-                if call and num_tokens + size > most:
+                if call and num_tokens + size > self._pass_tokens:
                     break
                 call.append((ticket, ticket.waiting.popleft()))
                 num_tokens += size
@@ -342,8 +362,9 @@ class Batcher:
         self._meters.pairs.inc(len(call))
         self._meters.prompt_tokens.inc(num_tokens)
         self._meters.engine_s.inc(elapsed_s)
-        speed = num_tokens / max(elapsed_s, 1e-6)
-        self._tokens_per_s = 0.8 * self._tokens_per_s + 0.2 * speed if self._tokens_per_s else speed
+        # Two calls may end at once: each alone says nothing of the speed.
+        self._spent_tokens = _MEMORY * self._spent_tokens + num_tokens
+        self._spent_s = _MEMORY * self._spent_s + elapsed_s
 
 
 def _unique(tickets: Iterable[Ticket]) -> list[Ticket]:

@@ -37,7 +37,7 @@ Parsed = TypeVar("Parsed")
 
 _CLIENT_POLL_S = 0.5
 _WAIT_S = 0.2
-"""What a request may wait for before its turn: the calls that the engine has, where a pass takes less."""
+"""What a request may wait for before its turn: the calls that the engine has, where two do not take longer."""
 _PAIRS_AT_ONCE = 64
 """Pairs of one request that are rendered before it is another's turn."""
 _CHARACTERS_A_TOKEN = 4
@@ -253,7 +253,7 @@ class Service:
             served.engine,
             threads=self._engine_threads,
             pass_tokens=info.max_batch_tokens,
-            calls_at_once=info.calls_at_once,
+            queues_calls=info.queues_calls,
             wait_s=_WAIT_S,
             limits=Limits(
                 max_queue_tokens=self.options.max_queue_tokens, deadline_s=self.options.deadline_s
