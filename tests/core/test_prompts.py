@@ -8,7 +8,7 @@ from tests.support.tiny_model import tiny_tokenizer
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from tevatron.core.errors import PromptError, QueryTooLongError
+from tevatron.core.errors import EmptyPromptError, PromptError, QueryTooLongError
 from tevatron.core.prompts import TEMPLATES, Pair, Renderer, get_template
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "reference_prompts.json").read_text())
@@ -191,6 +191,18 @@ def test_no_room_for_a_single_token_of_the_passage_is_an_error(tiny):
     length = len(_renderer("tevatron", tiny).render(Pair(query="abc", text="")).ids)
     with pytest.raises(QueryTooLongError, match=f"max_length is {length}"):
         _renderer("tevatron", tiny, max_length=length).render(Pair(query="abc", text="defgh"))
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_prompt_without_a_token_is_an_error(text, qwen3):
+    renderer = _renderer("pair", qwen3, query_prefix="", passage_prefix="")
+    with pytest.raises(EmptyPromptError, match="template 'pair', got query '', title '', text"):
+        renderer.render_all([Pair(query="q", text="t"), Pair(query="", text=text)])
+
+
+def test_an_eos_alone_is_a_prompt(qwen3):
+    renderer = _renderer("pair", qwen3, query_prefix="", passage_prefix="", append_eos=True)
+    assert renderer.render(Pair(query="", text="")).ids == [qwen3.eos_token_id]
 
 
 @pytest.mark.parametrize("space", ["\n", " ", "\n\t "])

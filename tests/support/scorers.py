@@ -20,10 +20,12 @@ from tevatron.scorer.served import Served
 from tevatron.scorer.server import create_app
 
 
-def served(engine=None, *, max_length=256, template="tevatron", max_probe_difference=None):
+def served(
+    engine=None, *, max_length=256, template="tevatron", max_probe_difference=None, **prefixes
+):
     """Return the tiny tokenizer's renderer with an engine, the fake one by default."""
     engine = engine or FakeEngine()
-    renderer = Renderer(get_template(template), LightTokenizer(), max_length=max_length)
+    renderer = Renderer(get_template(template), LightTokenizer(), max_length=max_length, **prefixes)
     ids = renderer.answer_ids
     info = ScorerInfo(
         backend="fake",

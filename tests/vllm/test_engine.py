@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.vllm.models import MAX_LENGTH, own_scores, save_model
+from tests.vllm.models import MAX_LENGTH, SHAPE, own_scores, save_model
 from vllm import SamplingParams
 
 from tevatron.core.contracts.train import Head
@@ -105,7 +105,9 @@ def test_more_positions_than_the_model_has_are_refused(folders):
 def test_scores_are_transformers_own(engines, folders, kind, flags):
     expected = own_scores(folders(kind), PROMPTS, IDS)
     assert statistics.pstdev(expected) > 1
-    assert engines(kind, **flags).score(PROMPTS) == pytest.approx(expected, abs=TOLERANCE)
+    engine = engines(kind, **flags)
+    assert engine.info().vocab_size == SHAPE["vocab_size"]
+    assert engine.score(PROMPTS) == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_scores_depend_on_neither_order_nor_batch(engines):

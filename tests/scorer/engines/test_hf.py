@@ -80,6 +80,7 @@ def _own(model, prompts):
 def test_scores_are_transformers_logits_in_any_batch_and_order(folders, prompts, kind):
     own = _own(AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32), prompts)
     assert max(own) - min(own) > 1
+    assert _engine(folders[kind]).info().vocab_size == 300
     places = list(range(len(prompts)))
     for budget, seed in ((1, 0), (400, 1), (100_000, 2)):
         random.Random(seed).shuffle(places)

@@ -116,6 +116,18 @@ def test_a_query_that_fills_the_prompt_is_422_and_named():
     run_against_app(test)
 
 
+def test_a_pair_without_a_token_is_422_and_named():
+    async def test(client, what):
+        both = {"candidates": candidates("fine", "")}
+        both["candidates"][1]["query"] = ""
+        detail = problem(await client.post("/score", json=both), 422, "empty_prompt")
+        assert detail.startswith("query_id '1', docid 'd1': the prompt has no tokens: expected")
+        tei = await client.post("/rerank", json={"query": "", "texts": [""]})
+        assert (tei.status_code, tei.json()["error_type"]) == (422, "Tokenizer")
+
+    run_against_app(test, template="pair", query_prefix="", passage_prefix="")
+
+
 def test_a_token_that_the_model_does_not_know_is_422_and_names_the_pair():
     """On a GPU the engine would not live on, and others' pairs fail with it."""
     engine = FakeEngine(vocab_size=256)

@@ -7,6 +7,7 @@ from tevatron.core.contracts.jobs import FailReason
 from tevatron.core.errors import (
     ConfigError,
     ContractError,
+    EmptyPromptError,
     FormatError,
     JobError,
     QueryTooLongError,
@@ -19,6 +20,7 @@ from tevatron.trainer.program.failures import NotFiniteError, failing_as, reason
     [
         (FormatError("bad", path="x.jsonl", line=17), "data_error"),
         (QueryTooLongError("long"), "data_error"),
+        (EmptyPromptError("no tokens"), "data_error"),
         (ContractError("differs"), "contract_mismatch"),
         (ConfigError("flag"), "config_error"),
         (NotFiniteError("nan"), "not_finite"),

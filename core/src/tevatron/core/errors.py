@@ -66,7 +66,17 @@ class PromptError(InputError):
     code = "invalid_prompt"
 
 
-class QueryTooLongError(PromptError):
+class PairError(PromptError):
+    """A pair that no prompt can be made of; others can."""
+
+
+class EmptyPromptError(PairError):
+    """The pair and the prefixes hold nothing that the tokenizer makes a token of."""
+
+    code = "empty_prompt"
+
+
+class QueryTooLongError(PairError):
     """The query alone leaves no room for a passage."""
 
     code = "query_too_long"

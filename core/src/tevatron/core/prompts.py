@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from tevatron.core.errors import PromptError, QueryTooLongError, unknown_name
+from tevatron.core.errors import EmptyPromptError, PromptError, QueryTooLongError, unknown_name
 
 DEFAULT_QUERY_PREFIX = "query:"
 DEFAULT_PASSAGE_PREFIX = "passage:"
@@ -238,7 +238,12 @@ class Renderer:
         return "".join(self.template.write(pair, self.query_prefix, self.passage_prefix))
 
     def render(self, pair: Pair) -> Rendered:
-        """Return the pair's token ids, at most `max_length`; `QueryTooLongError` where the query fills them."""
+        """Return the pair's token ids, at least one and at most `max_length`.
+
+        Raises:
+            QueryTooLongError: The query leaves no room for the passage.
+            EmptyPromptError: There are no tokens.
+        """
         return self._fit(pair, self._encode(self.text(pair)))
 
     def render_all(self, pairs: Sequence[Pair]) -> list[Rendered]:
@@ -270,6 +275,11 @@ class Renderer:
         return [encoding.ids for encoding in encodings]
 
     def _fit(self, pair: Pair, ids: list[int]) -> Rendered:
+        if not ids and not self._end:
+            raise EmptyPromptError(
+                f"the prompt has no tokens: expected a query, a text or prefixes for template '{self.template.name}', "
+                f"got query {pair.query!r}, title {pair.title!r}, text {pair.text!r}"
+            )
         if len(ids) <= self._room:
             return Rendered(ids + self._end, 0)
         cut = self._shorten(pair)

@@ -22,8 +22,8 @@ from tevatron.core.errors import (
     InputError,
     JobError,
     NotFoundError,
+    PairError,
     PromptError,
-    QueryTooLongError,
     TevatronError,
 )
 from tevatron.core.logging import bound
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 _REASONS: dict[type[Exception], FailReason] = {
     FormatError: FailReason.DATA_ERROR,
-    QueryTooLongError: FailReason.DATA_ERROR,
+    PairError: FailReason.DATA_ERROR,
     ContractError: FailReason.CONTRACT_MISMATCH,
     PromptError: FailReason.CONFIG_ERROR,
     ConfigError: FailReason.CONFIG_ERROR,

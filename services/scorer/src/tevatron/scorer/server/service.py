@@ -22,7 +22,7 @@ from tevatron.core.errors import (
     BusyError,
     ContractError,
     InputError,
-    QueryTooLongError,
+    PairError,
     TevatronError,
     UnavailableError,
 )
@@ -278,19 +278,19 @@ class _Rendering(NamedTuple):
     vocab_size: int | None
 
     def render(self, pairs: Sequence[Pair], start: int) -> list[Rendered]:
-        """Render in the text thread; the first pair whose query is too long, or has an unknown token, is named."""
+        """Render in the text thread; the first pair that no prompt can be made of, or with an unknown token, is named."""
         cut = [0] * len(pairs)
         if self.max_text_tokens is not None:
             both = [self.renderer.cut_text(pair, max_tokens=self.max_text_tokens) for pair in pairs]
             pairs, cut = [pair for pair, _ in both], [number for _, number in both]
         try:
             rendered = self.renderer.render_all(pairs)
-        except QueryTooLongError:
+        except PairError:
             for place, pair in enumerate(pairs):
                 try:
                     self.renderer.render(pair)
-                except QueryTooLongError as error:
-                    raise QueryTooLongError(f"{self.name(start + place)}: {error}") from error
+                except PairError as error:
+                    raise type(error)(f"{self.name(start + place)}: {error}") from error
             raise
         for place, one in enumerate(rendered):
             if self.vocab_size is not None and max(one.ids) >= self.vocab_size:

@@ -14,7 +14,7 @@ from tevatron.core.errors import (
     FormatError,
     InputError,
     JobError,
-    QueryTooLongError,
+    PairError,
     TevatronError,
 )
 
@@ -42,7 +42,7 @@ _REASONS: tuple[tuple[type[BaseException], FailReason], ...] = (
     (NotFiniteError, FailReason.NOT_FINITE),
     (ContractError, FailReason.CONTRACT_MISMATCH),
     (FormatError, FailReason.DATA_ERROR),
-    (QueryTooLongError, FailReason.DATA_ERROR),
+    (PairError, FailReason.DATA_ERROR),
     (ConfigError, FailReason.CONFIG_ERROR),
     (InputError, FailReason.CONFIG_ERROR),
     (MemoryError, FailReason.OUT_OF_MEMORY),

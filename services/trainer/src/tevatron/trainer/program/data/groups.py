@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tevatron.core.errors import QueryTooLongError
+from tevatron.core.errors import PairError
 from tevatron.core.prompts import Pair, Renderer
 from tevatron.trainer.program.data.rows import RowFile
 from tevatron.trainer.program.data.sampling import Sampling
@@ -56,8 +56,8 @@ class GroupDataset(Dataset[Group]):
         pairs = [Pair(query=row.query, title=one.title, text=one.text) for one in passages]
         try:
             rendered = self._renderer.render_all(pairs)
-        except QueryTooLongError as error:
-            raise QueryTooLongError(f"query '{row.query_id}': {error}") from error
+        except PairError as error:
+            raise type(error)(f"query '{row.query_id}': {error}") from error
         scores = [one.score for one in passages if one.score is not None]
         return Group(
             prompts=[one.ids for one in rendered],
