@@ -1,6 +1,7 @@
 """The Hugging Face engine on a GPU: packed with the flash kernel, compiled or not, against transformers' own logits."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from tevatron.core.contracts.train import Head
 from tevatron.core.nn.forward import YesNoHead, score_packed
 from tevatron.core.nn.loading import load_model
+from tevatron.core.nn.probing import PromptScorer
 from tevatron.core.prompts import AnswerIds
 from tevatron.scorer.engines import EngineFlags, EngineOptions, get_engine
 
@@ -90,3 +92,70 @@ def test_a_pass_is_launched_without_waiting_for_the_gpu(folder, prompts):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found, expected)
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How many passes were replayed so far."""
+    count = [0]
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph):
+        count[0] += 1
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    return count
+
+
+def _plain(folder, dtype):
+    """Score without graphs, in passes of one prompt."""
+    model = load_model(folder, Head.YES_NO, dtype=dtype, device="cuda")
+    return PromptScorer(model, YesNoHead(yes=IDS.yes, no=IDS.no), max_tokens=1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replayed_passes_of_all_shapes_score_as_others_do(folder, prompts, replays, compiled):
+    expected = _plain(folder, "bfloat16").score(prompts)
+    spread = torch.tensor(expected).std().item()
+    engine = _engine(folder, "bfloat16", max_batch_tokens=2048, compile=compiled)
+    draw = random.Random(2)
+    for _ in range(200):
+        places = draw.sample(range(len(prompts)), draw.choice([1, 2, 3, 5, 8, 13, 60]))
+        got = engine.score([prompts[at] for at in places])
+        differences = [abs(one - expected[at]) for one, at in zip(got, places, strict=True)]
+        assert max(differences) < 0.4 * max(1.0, spread)
+    assert replays[0] > 200
+
+
+def test_a_shape_is_captured_as_it_comes_again(folder, prompts, replays):
+    engine = _engine(folder, "bfloat16")
+    scores = [engine.score(prompts[:20]) for _ in range(4)]
+    assert replays == [2]
+    assert all(one == pytest.approx(scores[0], abs=1e-2) for one in scores)
+    assert scores[2] == scores[3]
+
+
+def test_calls_of_many_threads_have_their_own_scores(folder, prompts, replays):
+    expected = _plain(folder, "bfloat16").score(prompts)
+    engine = _engine(folder, "bfloat16", max_batch_tokens=2048)
+    calls = [prompts[start : start + 10] for start in range(0, 200, 10)] * 10
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(engine.score, calls))
+    for place, scores in enumerate(found):
+        start = 10 * (place % 20)
+        assert scores == pytest.approx(expected[start : start + 10], abs=0.5)
+    assert replays[0] > 100
+
+
+def test_a_model_that_looks_at_its_passes_has_no_graphs(tmp_path, prompts, replays):
+    """Dynamic positions depend on the longest prompt, which the process reads from the GPU."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    folder = tiny_folder(tmp_path / "model", "llama", hidden_size=128, rope_parameters=rope)
+    own = _own(folder, prompts)
+    spread = torch.tensor(own).std().item()
+    engine = _engine(folder, "bfloat16")
+    for _ in range(3):
+        got = engine.score(prompts)
+        assert max(abs(a - b) for a, b in zip(got, own, strict=True)) < 0.4 * max(1.0, spread)
+    assert replays == [0]

@@ -35,7 +35,8 @@ _windows: ContextVar[list[int | None] | None] = ContextVar(
 
 # torch 2.11, which the Megatron environment has, takes fewer key heads without being told.
 _ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
-_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+"""Of the kernel that reads where prompts end on the GPU; others are told by the process."""
 
 
 # Not frozen, though nobody changes it: torch 2.11 looks into frozen dataclasses that pass compiled code, and would compile
@@ -47,6 +48,11 @@ class Segments:
     lengths: tuple[int, ...]
     cu_seq_lens: Tensor
     """int32 of shape [len(lengths) + 1], on the row's device: 0, then the running sum."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(self.lengths)
 
     @classmethod
     def of(cls, lengths: tuple[int, ...], device: torch.device) -> Segments:
@@ -80,7 +86,7 @@ def packed_attention(  # noqa: PLR0913  the signature is transformers'
         windows.append(window)
     if segments is None:
         return _causal(query, key, value, dropout, scaling, window).transpose(1, 2), None
-    if query.is_cuda and query.dtype in _FLASH_DTYPES and dropout == 0.0:
+    if query.is_cuda and query.dtype in FLASH_DTYPES and dropout == 0.0:
         return _flash(query, key, value, segments, scaling, window), None
     # split, not slices: the backward of a slice fills a row of zeros for every segment, that of a split is one cat.
     lengths = list(segments.lengths)
@@ -137,7 +143,7 @@ def _flash(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    longest = max(segments.lengths)
+    longest = segments.longest
     grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _ENABLE_GQA else {}
     # The kernel's window counts the keys before a query; a model's counts the query itself too.
     sides = (window - 1, 0) if window is not None and window < longest else (-1, 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,21 +38,46 @@ class SeqClsHead:
 ScoreHead = YesNoHead | SeqClsHead
 
 
+class LastHidden(Protocol):
+    """`last_hidden` of one model, run in another way."""
+
+    def __call__(self, *, input_ids: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
+        """Return the last tokens' hidden states, [P, H]."""
+
+
 def score_packed(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], head: ScoreHead
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    head: ScoreHead,
+    *,
+    run: LastHidden | None = None,
 ) -> Tensor:
-    """Score the prompts in one row without padding; returns fp32 scores of shape [P]."""
+    """Score the prompts in one row without padding; returns fp32 scores of shape [P].
+
+    Args:
+        model: What scores.
+        prompts: Token ids; none is empty.
+        head: What of the last hidden state is the score.
+        run: Runs the model, where it is not simply called.
+    """
     device = _device(model)
     lengths = _lengths(prompts)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    hidden_1TH = _hidden(
-        model,
+    _check_length(model, max(lengths))
+    hidden_PH = (run or partial(last_hidden, model))(
         input_ids=sent(torch.tensor([[token for prompt in prompts for token in prompt]]), device),
         position_ids=sent(positions.unsqueeze(0), device),
         segments=Segments.of(lengths, device),
     )
-    last_P = sent(torch.tensor(lengths).cumsum(0).sub(1), device)
-    return project(model, hidden_1TH[0].index_select(0, last_P), head)
+    return project(model, hidden_PH, head)
+
+
+def last_hidden(
+    model: PreTrainedModel, *, input_ids: Tensor, position_ids: Tensor, segments: Segments
+) -> Tensor:
+    """Return the hidden states of the segments' last tokens, [P, H], of a packed row, [1, T]."""
+    hidden_1TH = _hidden(model, input_ids=input_ids, position_ids=position_ids, segments=segments)
+    return hidden_1TH[0].index_select(0, segments.cu_seq_lens[1:] - 1)
 
 
 def score_padded(
@@ -68,6 +95,7 @@ def score_padded(
     lengths = _lengths(prompts)
     width = -(-max(lengths) // pad_to_multiple_of) * pad_to_multiple_of
     rows = [[*prompt, *([prompt[-1]] * (width - len(prompt)))] for prompt in prompts]
+    _check_length(model, width)
     hidden_PSH = _hidden(
         model,
         input_ids=sent(torch.tensor(rows), device),
@@ -120,15 +148,17 @@ def _answer_logits(model: PreTrainedModel, hidden_PH: Tensor, head: YesNoHead) -
     return logits_P2 if cap is None else torch.tanh(logits_P2 / cap) * cap
 
 
-def _hidden(
-    model: PreTrainedModel, *, input_ids: Tensor, position_ids: Tensor, segments: Segments | None
-) -> Tensor:
-    longest = input_ids.shape[1] if segments is None else max(segments.lengths)
+def _check_length(model: PreTrainedModel, longest: int) -> None:
     limit = longest_prompt(model.config)
     if limit is not None and longest > limit:
         raise ConfigError(
             f"a prompt of {longest} tokens: beyond {limit} tokens this model's scores depend on what else is in a pass"
         )
+
+
+def _hidden(
+    model: PreTrainedModel, *, input_ids: Tensor, position_ids: Tensor, segments: Segments | None
+) -> Tensor:
     extra = {} if segments is None else {"segments": segments}
     backbone: nn.Module = model.base_model
     output = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)

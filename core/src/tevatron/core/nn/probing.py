@@ -10,11 +10,11 @@ import threading
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tevatron.core.contracts.checkpoint import CheckpointContract, Dtype, check_scores
-from tevatron.core.nn.forward import ScoreHead, score_packed
+from tevatron.core.nn.forward import LastHidden, ScoreHead, score_packed
+from tevatron.core.nn.sending import Coming
 from tevatron.core.packing import pack
 
 MAX_TOKENS = 8192
@@ -31,11 +31,13 @@ class PromptScorer:
         *,
         max_tokens: int = MAX_TOKENS,
         autocast: torch.dtype | None = None,
+        run: LastHidden | None = None,
     ) -> None:
         self._model = model
         self._head = head
         self._max_tokens = max_tokens
         self._autocast = autocast
+        self._run = run
         self._giving = threading.Lock()
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -43,13 +45,13 @@ class PromptScorer:
         scores = [0.0] * len(prompts)
         rows = pack([len(prompt) for prompt in prompts], max_tokens=self._max_tokens)
         for chosen, scores_P in zip(rows, self._given(prompts, rows), strict=True):
-            for index, score in zip(chosen, scores_P.tolist(), strict=True):
+            for index, score in zip(chosen, scores_P.wait().tolist(), strict=True):
                 scores[index] = score
         return scores
 
     def _given(
         self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
+    ) -> list[Coming]:
         """Return each row's scores, which a GPU may still be at: it has the next row when it is through with one.
 
         One thread gives all its rows before another one gives any, so that the first has its scores first.
@@ -62,13 +64,13 @@ class PromptScorer:
             finally:
                 self._model.train(was_training)
 
-    def _score_row(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+    def _score_row(self, prompts: Sequence[Sequence[int]]) -> Coming:
         device = self._model.device.type
         with (
             torch.no_grad(),
             torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None),
         ):
-            return score_packed(self._model, prompts, self._head)
+            return Coming(score_packed(self._model, prompts, self._head, run=self._run))
 
 
 def prove(scorer: PromptScorer, contract: CheckpointContract, *, dtype: Dtype) -> float:

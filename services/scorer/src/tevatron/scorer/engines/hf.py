@@ -18,6 +18,7 @@ from tevatron.core.contracts.train import Head
 from tevatron.core.errors import ConfigError
 from tevatron.core.nn.checks import check_forward
 from tevatron.core.nn.compiling import compile_layers
+from tevatron.core.nn.graphs import Graphs, is_capturable
 from tevatron.core.nn.loading import DTYPES, load_model, score_head
 from tevatron.core.nn.probing import PromptScorer
 from tevatron.scorer.engines.base import EngineInfo, EngineOptions
@@ -44,7 +45,8 @@ class HfEngine:
             model = _with_adapter(options, options.adapter, dtype=dtype, device=device)
         if options.flags.compile:
             compile_layers(model)
-        self._scorer = PromptScorer(model, head, max_tokens=budget)
+        run = Graphs(model, max_tokens=budget) if is_capturable(model) else None
+        self._scorer = PromptScorer(model, head, max_tokens=budget, run=run)
         self._info = EngineInfo(
             dtype=dtype,
             device=str(device),
