@@ -79,6 +79,13 @@ SHORT = [
     ),
     Line("score with 0.6B over HTTP: vllm", _SCORED, "qwen3-0.6b", "vllm, HTTP", _PADDED),
     Line("score with 0.6B over HTTP: hf", _SCORED, "qwen3-0.6b", "hf, HTTP", _PADDED),
+    Line(
+        "score with 0.6B over HTTP: hf, compiled",
+        _SCORED,
+        "qwen3-0.6b",
+        "hf, HTTP, compiled",
+        _PADDED,
+    ),
     Line("score with 4B over HTTP: vllm", _SCORED, "qwen3-4b", "vllm, HTTP", _PADDED),
     Line("score with 4B over HTTP: hf", _SCORED, "qwen3-4b", "hf, HTTP", _PADDED),
 ]
