@@ -135,8 +135,10 @@ def _install(environment: Environment, python: str) -> str | None:
 
 def _fingerprint(environment: Environment, python: str) -> str:
     """Return a hash of what the environment is made from."""
-    # Our own packages are installed as links to their folders: a change of theirs needs no new installation.
-    return hashlib.sha256(f"{python} {ROOT}".encode() + environment.lock.read_bytes()).hexdigest()
+    # Our own packages are installed as links to their folders: of theirs only what an installation writes down counts.
+    ours = [ROOT / folder / "pyproject.toml" for folder in environment.distributions]
+    made_from = b"".join(path.read_bytes() for path in (environment.lock, *ours))
+    return hashlib.sha256(f"{python} {ROOT}".encode() + made_from).hexdigest()
 
 
 def _skip(environment: Environment, why: str) -> int:

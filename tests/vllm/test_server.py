@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,6 +60,13 @@ class Server:
         answer = self.client.post("/score", json={"candidates": candidates}, timeout=120)
         assert answer.status_code == 200, answer.text
         return [one["score"] for one in answer.json()["scores"]]
+
+    def is_scoring(self):
+        lines = self.client.get("/metrics").text.splitlines()
+        (running,) = [
+            line for line in lines if line.startswith("tevatron_scorer_num_requests_running ")
+        ]
+        return float(running.split()[1]) > 0
 
     def engine_processes(self):
         """Return the pids of all that the server started, down to the workers."""
@@ -153,10 +161,18 @@ def test_the_contract_is_proved(vllm_server):
     assert set(info["versions"]) == {"vllm", "torch", "device"}
 
 
-def test_it_ends_with_its_processes_on_sigterm(vllm_server):
+def test_it_ends_with_its_processes_once_all_have_their_scores(vllm_server):
+    """Ctrl-C at a terminal reaches the server's whole group, and so does `timeout`."""
     processes = _ready(vllm_server).engine_processes()
     assert len(processes) >= 2
-    vllm_server.process.send_signal(signal.SIGTERM)
+    server = vllm_server.process.pid
+    group = [pid for pid in (server, *processes) if os.getpgid(pid) == os.getpgid(server)]
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(vllm_server.scores, _pairs(40, 50))
+        wait_for(lambda: vllm_server.is_scoring(), what="the request to be scored")
+        for pid in group:
+            os.kill(pid, signal.SIGINT)
+        assert len(asked.result(60)) == 2000
     assert vllm_server.process.wait(60) == 0
     assert vllm_server.errors() == []
     wait_for(lambda: not any(map(_is_alive, processes)), what="vLLM's processes to end")
