@@ -11,7 +11,7 @@ Shapes: P prompts, T tokens of a packed row, H hidden size.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from transformers import PreTrainedModel
 
 from tevatron.core.nn.attention import FLASH_DTYPES, Segments
 from tevatron.core.nn.forward import last_hidden
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
